@@ -1,0 +1,1 @@
+//! What crosses the plugin boundary: plain types and hook traits. No logic.

@@ -1,0 +1,2 @@
+//! The exact reference engine: from a checkpoint to token ids.
+pub mod service;

@@ -1,0 +1,2 @@
+//! The plugfold binary.
+fn main() {}

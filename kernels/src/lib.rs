@@ -1,0 +1,2 @@
+//! Reference operations of glm5_next.
+pub mod cpu;
