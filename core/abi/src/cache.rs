@@ -18,7 +18,7 @@ pub enum Addressing {
 
 /// One family in one layer, over all slots.
 ///
-/// Rows are f32 in the reference formats. `base` is fixed for the life of the engine; slot and parity come from the
+/// Rows are f32 in the reference formats (a row's bytes are a multiple of 4 and `base` is aligned to 64). `base` is fixed for the life of the engine; slot and parity come from the
 /// round table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +91,7 @@ impl CacheView {
     ///
     /// # Safety
     /// Nobody may write these rows while the slice lives.
+    #[allow(clippy::cast_ptr_alignment)] // rows start on multiples of 4 bytes from an aligned base
     pub unsafe fn read_f32<'a>(&self, at: SlotState, row: u32, rows: u32) -> &'a [f32] {
         if rows == 0 {
             return &[];
@@ -109,6 +110,7 @@ impl CacheView {
     ///
     /// # Safety
     /// Nobody else may read or write these rows while the slice lives.
+    #[allow(clippy::cast_ptr_alignment)] // as above
     pub unsafe fn write_f32<'a>(&self, at: SlotState, row: u32, rows: u32) -> &'a mut [f32] {
         if rows == 0 {
             return &mut [];

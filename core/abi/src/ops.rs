@@ -19,7 +19,7 @@
 //! | `mla.dense` | q `[R, H*d]` -> rows `[R, H*v]`, over all positions up to the row's own | | mla.kv | H, d, v, r | scale |
 //! | `mla.sparse` | q, lists `[R, L]` i32 ascending, counts `[R, 1]` i32 -> rows `[R, H*v]` | | mla.kv | H, d, v, r, L | scale |
 //! | `idx.write` | key `[R, dI]` before the layer norm, gate `[R, dI]` -> (token rows: normed key then gate; pool keys of pools that these rows complete) | idx.k_norm, idx.k_bias, idx.ape `[kp, dI]` | idx.token, idx.pool | dI, kp | eps |
-//! | `idx.select` | q `[R, HI*dI]`, w `[R, HI]` -> lists `[R, L]` i32 of visible key positions, ascending, -1 after; counts `[R, 1]` i32 | | idx.pool | HI, dI, kp, top-k tokens, L | |
+//! | `idx.select` | q `[R, HI*dI]`, w `[R, HI]` as projected (the provider scales by HI^-1/2 and dI^-1/2) -> lists `[R, L]` i32 of visible key positions, ascending, -1 after; counts `[R, 1]` i32 | | idx.pool | HI, dI, kp, top-k tokens, L | |
 //! | `moe.logits` | h `[R, D]` -> logits `[R, E]` | moe.router (dense) | | E, D | |
 //! | `moe.pick` | logits -> ids `[R, k]` i32 by falling biased score (ties to the lower id), weights `[R, k]` | moe.bias `[E]` | | E, k, groups, groups kept, 1 if normalized | scale |
 //! | `moe.group` | ids -> order `[R*k, 1]` i32 (pairs by expert, then by pair), starts `[E+1, 1]` i32 | | | E, k | |
