@@ -1,2 +1,3 @@
 //! Reference operations of glm5_next.
+
 pub mod cpu;

@@ -1,1 +1,6 @@
-//! CPU kernels.
+//! CPU kernels: the mathematics, and the reference provider of every operation.
+
+pub mod math;
+mod par;
+pub mod rows;
+mod simd;

@@ -1,0 +1,342 @@
+//! Elementary functions and sums with fixed arithmetic.
+//!
+//! The functions are branch-free, so that loops over them become vector code, and use only IEEE operations in a stated
+//! order: a lane of a vector gives the bits of the scalar call.
+
+use crate::cpu::simd::kernel;
+
+/// Partial sums of a reduction. Element i goes to partial sum `i % LANES`; these are then added pairwise.
+pub const LANES: usize = 32;
+
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+/// ln 2 in two parts; the first has few enough bits that its product with an exponent is exact.
+const LN2_HI: f32 = 0.693_359_4;
+const LN2_LO: f32 = -2.121_944_4e-4;
+/// Adding 1.5 * 2^23 rounds to an integer and leaves it in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+/// e^x, within one unit in the last place.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Beyond these the result is infinite or zero anyway. Comparisons keep a NaN.
+    let x = if x > 89.0 { 89.0 } else { x };
+    let x = if x < -105.0 { -105.0 } else { x };
+    let t = x.mul_add(LOG2_E, ROUND);
+    let n = t - ROUND;
+    let r = n.mul_add(-LN2_HI, x);
+    let r = n.mul_add(-LN2_LO, r);
+    // Taylor on |r| <= ln(2)/2: the first term left out is below 6e-9.
+    let p = r.mul_add(1.0 / 5040.0, 1.0 / 720.0);
+    let p = p.mul_add(r, 1.0 / 120.0);
+    let p = p.mul_add(r, 1.0 / 24.0);
+    let p = p.mul_add(r, 1.0 / 6.0);
+    let p = p.mul_add(r, 0.5);
+    let p = p.mul_add(r * r, r) + 1.0;
+    // 2^n in two factors, so that results down to the smallest subnormal round once.
+    let i = t.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+    let half = i >> 1;
+    let a = f32::from_bits((half.wrapping_add(127) << 23).cast_unsigned());
+    let b = f32::from_bits((i.wrapping_sub(half).wrapping_add(127) << 23).cast_unsigned());
+    p * a * b
+}
+
+/// Natural logarithm; minus infinity at 0, NaN below.
+#[inline(always)]
+pub fn ln(x: f32) -> f32 {
+    // Subnormals are scaled into the normal range.
+    let small = x < f32::MIN_POSITIVE;
+    let v = if small { x * 8_388_608.0 } else { x };
+    let shift = if small { -23.0 } else { 0.0 };
+    // Mantissa in [sqrt(1/2), sqrt(2)).
+    let bits = v.to_bits();
+    let e = bits.wrapping_sub(0x3f35_04f3).cast_signed() >> 23;
+    let m = f32::from_bits(bits.wrapping_sub((e << 23).cast_unsigned()));
+    let e = e as f32 + shift;
+    let f = m - 1.0;
+    let s = f / (2.0 + f);
+    let z = s * s;
+    // ln(1 + f) = 2 atanh(s) = f - s (f - 2 z (1/3 + z/5 + ...)).
+    let p = z.mul_add(2.0 / 11.0, 2.0 / 9.0);
+    let p = p.mul_add(z, 2.0 / 7.0);
+    let p = p.mul_add(z, 2.0 / 5.0);
+    let p = p.mul_add(z, 2.0 / 3.0) * z;
+    let y = f - (s * (f - p) - e * LN2_LO);
+    let y = e.mul_add(LN2_HI, y);
+    let y = if x == f32::INFINITY { x } else { y };
+    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
+    if x < 0.0 || x.is_nan() { f32::NAN } else { y }
+}
+
+/// The logistic function.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// `x` times its logistic.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// ln(1 + e^x) without overflow and without loss for very negative x.
+#[inline(always)]
+pub fn softplus(x: f32) -> f32 {
+    let e = exp(-x.abs());
+    let u = 1.0 + e;
+    // What rounding took from 1 + e comes back as a factor.
+    let log = if u == 1.0 { e } else { ln(u) * (e / (u - 1.0)) };
+    let top = if x > 0.0 { x } else { 0.0 };
+    top + log
+}
+
+/// The error function in double precision (absolute error below 2e-8: the series loses digits towards |x| = 4, beyond which the answer is 1).
+#[inline(always)]
+pub fn erf(x: f64) -> f64 {
+    const TWO_OVER_SQRT_PI: f64 = std::f64::consts::FRAC_2_SQRT_PI;
+    // erf(4) differs from 1 by less than half a unit of f32.
+    let c = if x > 4.0 { 4.0 } else { x };
+    let c = if c < -4.0 { -4.0 } else { c };
+    let square = c * c;
+    let mut term = c;
+    let mut sum = c;
+    let mut n = 0.0f64;
+    while n < 64.0 {
+        n += 1.0;
+        term *= -square / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    let y = sum * TWO_OVER_SQRT_PI;
+    let y = if x >= 4.0 { 1.0 } else { y };
+    if x <= -4.0 { -1.0 } else { y }
+}
+
+/// Exact gelu: x Φ(x).
+#[inline(always)]
+pub fn gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
+}
+
+/// Adds the partial sums: halves onto halves.
+#[inline(always)]
+pub(crate) fn tree(lanes: &[f32; LANES]) -> f32 {
+    let mut v = *lanes;
+    let mut width = LANES / 2;
+    while width > 0 {
+        for l in 0..width {
+            v[l] += v[l + width];
+        }
+        width /= 2;
+    }
+    v[0]
+}
+
+/// Σ a_i b_i, fused, in the fixed order of [`LANES`].
+#[inline(always)]
+pub(crate) fn dot_inline(a: &[f32], b: &[f32]) -> f32 {
+    let (a_whole, a_rest) = a.as_chunks::<LANES>();
+    let (b_whole, b_rest) = b.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for (x, y) in a_whole.iter().zip(b_whole) {
+        for l in 0..LANES {
+            lanes[l] = x[l].mul_add(y[l], lanes[l]);
+        }
+    }
+    for (l, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
+        lanes[l] = x.mul_add(*y, lanes[l]);
+    }
+    tree(&lanes)
+}
+
+/// Σ a_i in the fixed order of [`LANES`].
+#[inline(always)]
+pub(crate) fn sum_inline(a: &[f32]) -> f32 {
+    let (whole, rest) = a.as_chunks::<LANES>();
+    let mut lanes = [0.0f32; LANES];
+    for x in whole {
+        for l in 0..LANES {
+            lanes[l] += x[l];
+        }
+    }
+    for (l, x) in rest.iter().enumerate() {
+        lanes[l] += x;
+    }
+    tree(&lanes)
+}
+
+/// The largest element, minus infinity if there is none. A NaN is passed over.
+#[inline(always)]
+pub(crate) fn max_inline(a: &[f32]) -> f32 {
+    let (whole, rest) = a.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for x in whole {
+        for l in 0..LANES {
+            lanes[l] = if x[l] > lanes[l] { x[l] } else { lanes[l] };
+        }
+    }
+    let mut best = f32::NEG_INFINITY;
+    for &x in rest.iter().chain(&lanes) {
+        best = if x > best { x } else { best };
+    }
+    best
+}
+
+/// Turns scores into e^(score - largest) and returns their sum: a softmax but for the division.
+#[inline(always)]
+pub(crate) fn exp_scores_inline(scores: &mut [f32]) -> f32 {
+    let top = max_inline(scores);
+    for s in scores.iter_mut() {
+        *s = exp(*s - top);
+    }
+    sum_inline(scores)
+}
+
+kernel! {
+    /// Σ a_i b_i over the shorter of both, fused, in the fixed order of [`LANES`].
+    pub fn dot[][](a: &'a [f32], b: &'a [f32]) -> f32 {
+        let n = if a.len() < b.len() { a.len() } else { b.len() };
+        dot_inline(&a[..n], &b[..n])
+    }
+}
+
+kernel! {
+    /// Σ a_i in the fixed order of [`LANES`].
+    pub fn sum[][](a: &'a [f32]) -> f32 {
+        sum_inline(a)
+    }
+}
+
+kernel! {
+    /// Softmax in place, in f32.
+    pub fn softmax[][](scores: &'a mut [f32]) -> () {
+        let total = exp_scores_inline(scores);
+        for s in scores.iter_mut() {
+            *s /= total;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::both_paths;
+    use proptest::prelude::*;
+
+    fn grid(from: f32, to: f32, n: usize) -> impl Iterator<Item = f32> {
+        (0..=n).map(move |i| from + (to - from) * (i as f32 / n as f32))
+    }
+
+    fn ulps(got: f32, want: f64) -> f64 {
+        let unit = f64::from((want as f32).abs().max(f32::MIN_POSITIVE));
+        let step = f64::from(f32::from_bits(unit.to_bits_of_f32() + 1)) - unit;
+        (f64::from(got) - want).abs() / step
+    }
+
+    trait F32Bits {
+        fn to_bits_of_f32(self) -> u32;
+    }
+    impl F32Bits for f64 {
+        fn to_bits_of_f32(self) -> u32 {
+            (self as f32).to_bits()
+        }
+    }
+
+    #[test]
+    fn exp_is_within_one_unit() {
+        for x in grid(-87.0, 88.5, 200_000) {
+            let err = ulps(exp(x), f64::from(x).exp());
+            assert!(err <= 1.0, "exp({x}) is {err} units off");
+        }
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(-200.0), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert_eq!(exp(89.0), f32::INFINITY);
+        assert!(exp(f32::NAN).is_nan());
+        // Subnormal results.
+        for x in grid(-103.0, -87.5, 1000) {
+            let want = f64::from(x).exp();
+            assert!((f64::from(exp(x)) - want).abs() <= 1.5e-45, "exp({x})");
+        }
+    }
+
+    #[test]
+    fn ln_is_close_everywhere() {
+        for x in grid(1e-3, 4.0, 100_000).chain((0..1000).map(|i| f32::from_bits(i * 2_139_095 + 1))) {
+            let want = f64::from(x).ln();
+            let err = (f64::from(ln(x)) - want).abs();
+            assert!(err <= 1.2e-7 * want.abs() + 6e-8 * f64::from((x - 1.0).abs().min(1.0)), "ln({x}): {err}");
+        }
+        assert_eq!(ln(1.0), 0.0);
+        assert_eq!(ln(0.0), f32::NEG_INFINITY);
+        assert!(ln(-1.0).is_nan() && ln(f32::NAN).is_nan());
+        assert_eq!(ln(f32::INFINITY), f32::INFINITY);
+    }
+
+    #[test]
+    fn logistic_family_is_close() {
+        for x in grid(-80.0, 80.0, 100_000) {
+            let d = f64::from(x);
+            let s = 1.0 / (1.0 + (-d).exp());
+            assert!(ulps(sigmoid(x), s) <= 3.0, "sigmoid({x})");
+            assert!((f64::from(silu(x)) - d * s).abs() <= 4e-7 * (d * s).abs() + 1e-40, "silu({x})");
+            let p = d.max(0.0) + (-d.abs()).exp().ln_1p();
+            assert!((f64::from(softplus(x)) - p).abs() <= 4e-7 * p, "softplus({x})");
+        }
+        assert_eq!(sigmoid(-200.0), 0.0);
+        assert_eq!(sigmoid(200.0), 1.0);
+    }
+
+    #[test]
+    fn erf_matches_known_values() {
+        // Abramowitz and Stegun, table 7.1.
+        for (x, want) in [
+            (0.0, 0.0),
+            (0.1, 0.112_462_916_018_285),
+            (0.5, 0.520_499_877_813_047),
+            (1.0, 0.842_700_792_949_715),
+            (2.0, 0.995_322_265_018_953),
+            (3.0, 0.999_977_909_503_001),
+            (3.9, 0.999_999_965_225_198),
+        ] {
+            assert!((erf(x) - want).abs() < 2e-8, "erf({x}) = {}", erf(x));
+            assert_eq!(erf(-x), -erf(x));
+        }
+        assert_eq!(erf(50.0) as f32, 1.0);
+        assert!((gelu(1.0) - 0.841_344_7).abs() < 1e-7);
+        assert_eq!(gelu(-20.0).abs(), 0.0);
+    }
+
+    proptest! {
+        #[test]
+        fn sums_do_not_depend_on_the_instruction_set(v in prop::collection::vec(-1e3f32..1e3, 0..200)) {
+            let (a, b) = both_paths(|| {
+                let mut s = v.clone();
+                softmax(&mut s);
+                let last = s.last().copied().unwrap_or(0.0);
+                [dot(&v, &s).to_bits(), sum(&v).to_bits(), last.to_bits()]
+            });
+            prop_assert_eq!(a, b);
+            let want: f64 = v.iter().map(|&x| f64::from(x)).sum();
+            prop_assert!((f64::from(sum(&v)) - want).abs() <= 1e-6 * v.iter().map(|x| f64::from(x.abs())).sum::<f64>());
+        }
+
+        #[test]
+        fn elementary_functions_do_not_depend_on_the_instruction_set(v in prop::collection::vec(-120f32..120.0, 64)) {
+            kernel! {
+                fn map[][](x: &'a mut [f32]) -> () {
+                    for v in x.iter_mut() {
+                        *v = exp(*v) + sigmoid(*v) + silu(*v) + softplus(*v) + ln(v.abs()) + gelu(*v);
+                    }
+                }
+            }
+            let (a, b) = both_paths(|| {
+                let mut x = v.clone();
+                map(&mut x);
+                x.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+            });
+            prop_assert_eq!(a, b);
+        }
+    }
+}

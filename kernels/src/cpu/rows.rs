@@ -1,0 +1,249 @@
+//! Matrices as the kernels see them: rows that lie a stride apart.
+
+use std::marker::PhantomData;
+
+/// A shared view of `rows` x `cols` elements.
+#[derive(Debug)]
+pub struct Rows<'a, T = f32> {
+    ptr: *const T,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    life: PhantomData<&'a [T]>,
+}
+
+// SAFETY: a `Rows` is a set of shared slices.
+unsafe impl<T: Sync> Send for Rows<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Rows<'_, T> {}
+
+impl<T> Clone for Rows<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Rows<'_, T> {}
+
+impl<'a, T> Rows<'a, T> {
+    /// Rows of `cols` elements that follow each other without a gap.
+    ///
+    /// # Panics
+    /// When `data` is not a whole number of rows.
+    pub fn new(data: &'a [T], cols: usize) -> Self {
+        assert!(
+            cols > 0 && data.len().is_multiple_of(cols) || data.is_empty(),
+            "rows: {} elements by {cols}",
+            data.len()
+        );
+        let rows = if cols == 0 { 0 } else { data.len() / cols };
+        Self { ptr: data.as_ptr(), rows, cols, stride: cols, life: PhantomData }
+    }
+
+    /// Rows behind a pointer.
+    ///
+    /// # Safety
+    /// For every row r below `rows`, the `cols` elements from `ptr + r * stride` must be readable, aligned, initialized and unwritten for `'a`.
+    pub unsafe fn from_raw(ptr: *const T, rows: usize, cols: usize, stride: usize) -> Self {
+        Self { ptr, rows, cols, stride, life: PhantomData }
+    }
+
+    /// How many rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    #[inline(always)]
+    pub fn row(&self, r: usize) -> &'a [T] {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: inside the view, by the check and the contract of the constructors.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(r * self.stride), self.cols) }
+    }
+
+    /// Columns `start .. start + cols` of every row.
+    ///
+    /// # Panics
+    /// When they are not all there.
+    #[must_use]
+    pub fn columns(&self, start: usize, cols: usize) -> Self {
+        assert!(start + cols <= self.cols, "columns {start}..{} of {}", start + cols, self.cols);
+        // The pointer of an empty view is never read, so it may stay where it is.
+        let ptr = if self.rows == 0 { self.ptr } else { self.ptr.wrapping_add(start) };
+        Self { ptr, cols, ..*self }
+    }
+
+    /// Rows `start .. start + rows`.
+    ///
+    /// # Panics
+    /// When they are not all there.
+    #[must_use]
+    pub fn range(&self, start: usize, rows: usize) -> Self {
+        assert!(start + rows <= self.rows, "rows {start}..{} of {}", start + rows, self.rows);
+        Self { ptr: self.ptr.wrapping_add(start * self.stride), rows, ..*self }
+    }
+}
+
+/// An exclusive view of `rows` x `cols` elements. Elements between the rows belong to others.
+#[derive(Debug)]
+pub struct RowsMut<'a, T = f32> {
+    ptr: *mut T,
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: a `RowsMut` is a set of exclusive slices.
+unsafe impl<T: Send> Send for RowsMut<'_, T> {}
+// SAFETY: a shared `RowsMut` only gives shared slices.
+unsafe impl<T: Sync> Sync for RowsMut<'_, T> {}
+
+impl<'a, T> RowsMut<'a, T> {
+    /// Rows of `cols` elements that follow each other without a gap.
+    ///
+    /// # Panics
+    /// When `data` is not a whole number of rows.
+    pub fn new(data: &'a mut [T], cols: usize) -> Self {
+        let shape = Rows::new(data, cols);
+        let (rows, cols) = (shape.rows, shape.cols);
+        Self { ptr: data.as_mut_ptr(), rows, cols, stride: cols, life: PhantomData }
+    }
+
+    /// Rows behind a pointer.
+    ///
+    /// # Safety
+    /// For every row r below `rows`, the `cols` elements from `ptr + r * stride` must be writable, aligned, initialized and touched by nobody else for `'a`; rows may not overlap.
+    pub unsafe fn from_raw(ptr: *mut T, rows: usize, cols: usize, stride: usize) -> Self {
+        Self { ptr, rows, cols, stride, life: PhantomData }
+    }
+
+    /// How many rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// One row, to read.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    #[inline(always)]
+    pub fn row(&self, r: usize) -> &[T] {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: inside the view; the borrow of self keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(r * self.stride), self.cols) }
+    }
+
+    /// One row, to write.
+    ///
+    /// # Panics
+    /// When there is no such row.
+    #[inline(always)]
+    pub fn row_mut(&mut self, r: usize) -> &mut [T] {
+        assert!(r < self.rows, "row {r} of {}", self.rows);
+        // SAFETY: inside the view; the exclusive borrow of self keeps everybody else away.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.stride), self.cols) }
+    }
+
+    /// The same view for a shorter time.
+    pub fn reborrow(&mut self) -> RowsMut<'_, T> {
+        RowsMut { life: PhantomData, ..*self }
+    }
+
+    /// To read only.
+    pub fn shared(&self) -> Rows<'_, T> {
+        Rows { ptr: self.ptr, rows: self.rows, cols: self.cols, stride: self.stride, life: PhantomData }
+    }
+
+    /// Cuts off the first `cols` columns: (those, the rest).
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn split_columns_at(self, cols: usize) -> (Self, Self) {
+        assert!(cols <= self.cols, "cut at column {cols} of {}", self.cols);
+        let rest = self.ptr.wrapping_add(cols);
+        (Self { cols, ..self }, Self { ptr: rest, cols: self.cols - cols, ..self })
+    }
+
+    /// Cuts off the first `rows` rows: (those, the rest).
+    ///
+    /// # Panics
+    /// When there are not so many.
+    pub fn split_rows_at(self, rows: usize) -> (Self, Self) {
+        assert!(rows <= self.rows, "cut at row {rows} of {}", self.rows);
+        let rest = self.ptr.wrapping_add(rows * self.stride);
+        (Self { rows, ..self }, Self { ptr: rest, rows: self.rows - rows, ..self })
+    }
+
+    /// Pieces of `width` columns, the last one narrower.
+    pub fn column_pieces(self, width: usize) -> Vec<Self> {
+        let mut pieces = Vec::with_capacity(self.cols.div_ceil(width.max(1)));
+        let mut rest = self;
+        while rest.cols > 0 {
+            let at = width.min(rest.cols);
+            let (piece, more) = rest.split_columns_at(at);
+            pieces.push(piece);
+            rest = more;
+        }
+        pieces
+    }
+
+    /// Pieces of `height` rows, the last one lower.
+    pub fn row_pieces(self, height: usize) -> Vec<Self> {
+        let mut pieces = Vec::with_capacity(self.rows.div_ceil(height.max(1)));
+        let mut rest = self;
+        while rest.rows > 0 {
+            let at = height.min(rest.rows);
+            let (piece, more) = rest.split_rows_at(at);
+            pieces.push(piece);
+            rest = more;
+        }
+        pieces
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_every_element_once() {
+        let mut data = vec![0u32; 7 * 10];
+        for rows in RowsMut::new(&mut data, 10).row_pieces(3) {
+            for mut piece in rows.column_pieces(4) {
+                for r in 0..piece.rows() {
+                    piece.row_mut(r).iter_mut().for_each(|v| *v += 1);
+                }
+            }
+        }
+        assert!(data.iter().all(|&v| v == 1));
+    }
+
+    #[test]
+    fn columns_and_ranges_are_the_right_elements() {
+        let data: Vec<usize> = (0..60).collect();
+        let view = Rows::new(&data, 10).columns(3, 4).range(2, 3);
+        assert_eq!((view.rows(), view.cols()), (3, 4));
+        assert_eq!(view.row(1), &[33, 34, 35, 36]);
+        assert_eq!(Rows::<f32>::new(&[], 8).rows(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "row 3 of 3")]
+    fn a_row_outside_is_refused() {
+        let data = [0.0f32; 30];
+        let _row = Rows::new(&data, 10).row(3);
+    }
+}
