@@ -33,8 +33,13 @@ pub enum ConfigError {
         source: serde_json::Error,
     },
     /// The text is JSON, but names things that this engine cannot run. All of them, not only the first.
-    #[error("{}", list(.0))]
-    Unsupported(Vec<Problem>),
+    #[error("{}", list(name, problems))]
+    Unsupported {
+        /// File name, or where the text came from.
+        name: String,
+        /// What it names; never empty.
+        problems: Vec<Problem>,
+    },
 }
 
 /// One field that cannot be run.
@@ -54,10 +59,10 @@ impl fmt::Display for Problem {
     }
 }
 
-fn list(problems: &[Problem]) -> String {
+fn list(name: &str, problems: &[Problem]) -> String {
     let mut text = match problems.len() {
-        1 => "the model configuration cannot be run:".to_owned(),
-        n => format!("the model configuration cannot be run, for {n} reasons:"),
+        1 => format!("{name} describes what cannot be run:"),
+        n => format!("{name} describes what cannot be run, for {n} reasons:"),
     };
     for problem in problems {
         text.push_str("\n  ");

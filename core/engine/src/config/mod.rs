@@ -6,9 +6,9 @@
 //! large is allocated on the word of a file that nothing has confirmed yet.
 
 mod error;
-mod fields;
+pub(crate) mod fields;
 mod layers;
-mod parse;
+pub(crate) mod parse;
 #[cfg(test)]
 mod tests;
 

@@ -26,7 +26,7 @@ const SMALL: std::ops::RangeInclusive<usize> = 1..=4096;
 const MAX_VOCAB: usize = 1 << 24;
 
 /// Reads a whole configuration file of bounded length.
-pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
+pub(crate) fn read(path: &Path) -> Result<String, ConfigError> {
     let failed = |source| ConfigError::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
@@ -38,19 +38,20 @@ pub(super) fn read(path: &Path) -> Result<String, ConfigError> {
     Ok(text)
 }
 
+/// The outermost object of a file.
+pub(crate) fn object(name: &str, text: &str) -> Result<Map<String, Value>, ConfigError> {
+    serde_json::from_str(text).map_err(|source| ConfigError::Json { name: name.to_owned(), source })
+}
+
 /// Parses `text`, which came from `name`, and the end-of-text ids of `generation`.
 pub(super) fn parse(name: &str, text: &str, generation: Option<&str>) -> Result<ModelConfig, ConfigError> {
-    let object = |name: &str, text: &str| {
-        serde_json::from_str::<Map<String, Value>>(text)
-            .map_err(|source| ConfigError::Json { name: name.to_owned(), source })
-    };
     let top = object(name, text)?;
     let generation = generation.map(|text| object("generation_config.json", text)).transpose()?;
     let findings = Findings::default();
     let config = model(&top, generation.as_ref(), &findings);
     let (problems, warnings) = findings.into_parts();
     if !problems.is_empty() {
-        return Err(ConfigError::Unsupported(problems));
+        return Err(ConfigError::Unsupported { name: name.to_owned(), problems });
     }
     for warning in &warnings {
         tracing::warn!("{warning}");
