@@ -1,1 +1,3 @@
 //! Shared helpers of the whole-system tests.
+
+pub mod hooks;

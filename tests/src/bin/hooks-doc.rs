@@ -1,0 +1,19 @@
+//! Writes `docs/HOOKS.md` and `docs/env-aliases.toml` from `docs/hooks.toml`.
+
+use std::path::Path;
+
+use plugfold_tests::hooks::{Map, MapError, aliases_page, hooks_page};
+
+fn main() -> Result<(), MapError> {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let at = |name: &str| docs.join(name);
+    let failed = |name: &str| {
+        let path = at(name);
+        move |source| MapError::File { path, source }
+    };
+    let text = std::fs::read_to_string(at("hooks.toml")).map_err(failed("hooks.toml"))?;
+    let map = Map::parse(&text)?;
+    std::fs::write(at("HOOKS.md"), hooks_page(&map)).map_err(failed("HOOKS.md"))?;
+    std::fs::write(at("env-aliases.toml"), aliases_page(&map)).map_err(failed("env-aliases.toml"))?;
+    Ok(())
+}
