@@ -1,5 +1,6 @@
 //! CPU kernels: the mathematics, and the reference provider of every operation.
 
+pub mod exl3;
 pub mod math;
 mod par;
 pub mod rows;

@@ -1,0 +1,128 @@
+//! Activations in the rotated basis in which the tiles are stored.
+
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+use super::hadamard::{BLOCK, hadamard_block};
+use super::lanes::{Kernel, LANES, Lanes, Path, dispatch};
+
+/// How exact rotated activations are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Activations {
+    /// Rounded to half, as the engine's number formats say: products with code values are exact then.
+    #[default]
+    Half,
+    /// Kept in single precision.
+    Single,
+}
+
+/// Rows of activations, scaled and transformed: `H(x ∘ suh)`, laid out for the product kernels.
+#[derive(Debug)]
+pub(super) struct Rotated {
+    rows: usize,
+    k_tiles: usize,
+    activations: Activations,
+    /// `(rows, k tiles)`; entry `[e][i]` belongs to the input channel that ring position `e` of lane `i` has.
+    tiles: Vec<[Lanes<f32>; 4]>,
+}
+
+impl Rotated {
+    /// Room for `rows` rows of `k` channels.
+    pub fn zeros(rows: usize, k: usize, activations: Activations) -> Self {
+        Self { rows, k_tiles: k / 16, activations, tiles: vec![[Lanes::splat(0.0); 4]; rows * k / 16] }
+    }
+
+    /// Rotates the rows of `x`, each extended with zeros to the length of `suh`.
+    pub fn new<'a>(
+        x: impl ExactSizeIterator<Item = &'a [f32]>,
+        suh: &[f16],
+        activations: Activations,
+        path: Path,
+    ) -> Self {
+        let mut rotated = Self::zeros(x.len(), suh.len(), activations);
+        if rotated.rows == 0 {
+            return rotated;
+        }
+        let mut scales = vec![0.0; suh.len()];
+        suh.convert_to_f32_slice(&mut scales);
+        for (x, out) in x.zip(rotated.tiles.chunks_exact_mut(rotated.k_tiles)) {
+            dispatch(path, RotateRow { x, scales: &scales, activations, out });
+        }
+        rotated
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Channels.
+    pub fn k(&self) -> usize {
+        16 * self.k_tiles
+    }
+
+    /// Whether a product with a code value fits a float: then it makes no difference whether it is fused.
+    #[inline(always)]
+    pub fn products_are_exact(&self) -> bool {
+        self.activations == Activations::Half
+    }
+
+    /// The tiles of a row.
+    pub fn row(&self, row: usize) -> &[[Lanes<f32>; 4]] {
+        &self.tiles[row * self.k_tiles..][..self.k_tiles]
+    }
+
+    /// Puts block `block` of a row in its place; `values` are rotated already.
+    pub fn set_block(&mut self, row: usize, block: usize, values: &[f32; BLOCK]) {
+        let first = row * self.k_tiles + block * (BLOCK / 16);
+        spread(values, &mut self.tiles[first..][..BLOCK / 16]);
+    }
+}
+
+struct RotateRow<'a> {
+    x: &'a [f32],
+    scales: &'a [f32],
+    activations: Activations,
+    out: &'a mut [[Lanes<f32>; 4]],
+}
+
+impl Kernel for RotateRow<'_> {
+    fn run_scalar(self) {
+        self.run();
+    }
+
+    #[inline(always)]
+    fn run(self) {
+        let blocks = self.scales.as_chunks::<BLOCK>().0;
+        for (b, (scales, out)) in blocks.iter().zip(self.out.chunks_exact_mut(BLOCK / 16)).enumerate() {
+            let x = &self.x[(b * BLOCK).min(self.x.len())..((b + 1) * BLOCK).min(self.x.len())];
+            let mut block = [0.0; BLOCK];
+            block[..x.len()].copy_from_slice(x);
+            rotate_block(&mut block, scales, self.activations);
+            spread(&block, out);
+        }
+    }
+}
+
+/// `H(block ∘ scales)` in place, rounded as `activations` says.
+#[inline(always)]
+pub(super) fn rotate_block(block: &mut [f32; BLOCK], scales: &[f32; BLOCK], activations: Activations) {
+    for (x, scale) in block.iter_mut().zip(scales) {
+        *x *= scale;
+    }
+    hadamard_block(block);
+    if activations == Activations::Half {
+        let mut halves = [f16::ZERO; BLOCK];
+        halves.convert_from_f32_slice(block);
+        halves.convert_to_f32_slice(block);
+    }
+}
+
+#[inline(always)]
+fn spread(block: &[f32], out: &mut [[Lanes<f32>; 4]]) {
+    for (x, out) in block.as_chunks::<16>().0.iter().zip(out) {
+        for (e, lanes) in out.iter_mut().enumerate() {
+            *lanes = Lanes(core::array::from_fn(|i| x[2 * (i % (LANES / 2)) + (e & 1) + 8 * (e >> 1)]));
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Decoding tiles in registers.
+//!
+//! The eight ring positions of a lane share a few words: a 32-bit window of the stream that ends where the last
+//! of them ends holds as many of their states as fit, each one shift and one mask away. So a tile becomes one,
+//! two or four windows a lane ([`stage`], scalar work that overlaps with the rest), and these become values
+//! eight lanes at a time ([`decode`]).
+//!
+//! `H` is twice the rate throughout.
+
+use super::codebook::Code;
+use super::lanes::{LANES, Lanes};
+use super::rate::end_bit;
+
+/// Groups of eight lanes in a tile.
+pub(super) const GROUPS: usize = 4;
+
+/// The windows of a tile: entry `GROUPS · q + group` holds window `q` of eight lanes. Rates that need fewer
+/// windows leave the rest unused.
+pub(super) type Staged = [Lanes<u32>; 4 * GROUPS];
+
+/// The values of a tile: entry `[e][group]` holds ring positions `8 · (8 · group + i) + e`, `i` being the lane.
+pub(super) type Values = [[Lanes<f32>; GROUPS]; 8];
+
+/// Windows that hold the eight states of a lane: 32 bits must span from the first state's first bit to the last
+/// state's last bit.
+#[inline(always)]
+const fn windows(halves: usize) -> usize {
+    if halves <= 4 {
+        1
+    } else if halves <= 10 {
+        2
+    } else {
+        4
+    }
+}
+
+/// Cuts the windows out of the words of a tile.
+#[inline(always)]
+pub(super) fn stage<const H: usize>(words: &[u32], staged: &mut Staged) {
+    let count = 4 * H;
+    let words = &words[..count];
+    if H == 8 {
+        // Windows end at half and whole words: worth vector instructions of its own.
+        for group in 0..GROUPS {
+            let before: Lanes<u32> = Lanes(core::array::from_fn(|i| words[(LANES * group + i + 31) % 32]));
+            let own: Lanes<u32> = Lanes(core::array::from_fn(|i| words[LANES * group + i]));
+            staged[group] = before.zip(own, |b, o| b << 16 | o >> 16);
+            staged[GROUPS + group] = own;
+        }
+        return;
+    }
+    let per_window = 8 / windows(H);
+    for q in 0..windows(H) {
+        for group in 0..GROUPS {
+            staged[GROUPS * q + group] = Lanes(core::array::from_fn(|i| {
+                let end = end_bit(H, 8 * (LANES * group + i) + (q + 1) * per_window - 1);
+                let (word, shift) = (end / 32, end % 32);
+                let before = words[if word == 0 { count - 1 } else { word - 1 }];
+                if shift == 0 { before } else { before << shift | words[word] >> (32 - shift) }
+            }));
+        }
+    }
+}
+
+/// Calls `visit(group, e, values)` for all values of a staged tile, numbered as in [`Values`]. For one group, `e`
+/// runs upward.
+#[inline(always)]
+pub(super) fn decode<C: Code, const H: usize>(
+    staged: &Staged,
+    mut visit: impl FnMut(usize, usize, Lanes<f32>),
+) {
+    let per_window = 8 / windows(H);
+    for q in 0..windows(H) {
+        let (first, last) = (q * per_window, (q + 1) * per_window - 1);
+        for e in first..=last {
+            let shift = end_bit(H, last) - end_bit(H, e);
+            for group in 0..GROUPS {
+                let states = staged[GROUPS * q + group].map(|w| w >> shift & 0xFFFF);
+                visit(group, e, C::values(states));
+            }
+        }
+    }
+}
