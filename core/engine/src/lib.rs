@@ -1,3 +1,19 @@
 //! The exact reference engine: from a checkpoint to token ids.
+
+pub mod checkpoint;
 pub mod config;
+pub mod core;
+pub mod drafts;
+pub mod engine;
+pub mod exchange;
+pub mod image;
+pub mod plan;
+pub mod program;
+pub mod rank;
+pub mod ranks;
+pub mod rounds;
+pub mod sampling;
 pub mod service;
+pub mod split;
+pub mod state;
+pub mod weights;

@@ -1,0 +1,591 @@
+//! One rank's model with its sequences: forwards, commits, snapshots. Knows nothing of requests.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use plugfold_abi::{Comm, Phase, RoundTable, Shape, Slice, SlotState};
+
+use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors, Resolved as Tensors};
+use crate::config::{ConfigError, ModelConfig};
+use crate::program::build::{Builder, WORD_STREAMS, WORD_ZERO_FIRST, kinds};
+use crate::program::{Arena, Failure, Registry, ResolveError, Resolved, RunInputs, run};
+use crate::split::{Split, SplitError};
+use crate::state::{CacheTable, Capacity, Owner, Slot, Snapshot, reference_families};
+use crate::weights::{self, Progress, Source, WeightTable};
+
+/// Why a model cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// `config.json`.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The tensors.
+    #[error(transparent)]
+    Tensors(#[from] CheckpointErrors),
+    /// A tensor's values.
+    #[error(transparent)]
+    Values(#[from] CheckpointError),
+    /// The rank count.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// A program that does not resolve.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A size that makes no sense.
+    #[error("{0}")]
+    Size(String),
+}
+
+impl Source for Tensors {
+    type Error = CheckpointError;
+    fn is_bf16(&self, name: &str) -> bool {
+        self.dtype(name).is_ok_and(|d| d == crate::checkpoint::Dtype::BF16)
+    }
+    fn read_f32(
+        &self,
+        name: &str,
+        rows: std::ops::Range<usize>,
+        cols: std::ops::Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        self.rows_f32(name, rows, cols)
+    }
+    fn read_bf16(
+        &self,
+        name: &str,
+        rows: std::ops::Range<usize>,
+        cols: std::ops::Range<usize>,
+    ) -> Result<Vec<half::bf16>, CheckpointError> {
+        self.rows_bf16(name, rows, cols)
+    }
+}
+
+/// Which rows of a sequence's part of a forward want logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None.
+    Nothing,
+    /// The last row.
+    Last,
+    /// All rows.
+    All,
+}
+
+/// One sequence's rows of a forward.
+#[derive(Clone, Copy, Debug)]
+pub struct SeqRows<'a> {
+    /// Slot.
+    pub slot: usize,
+    /// Tokens, following the committed ones.
+    pub tokens: &'a [u32],
+    /// Which rows want logits.
+    pub want: Want,
+    /// Per row, the row that stands in for its embedding; empty when there are none.
+    pub embeds: &'a [Option<&'a [f32]>],
+}
+
+/// One sequence's rows of the draft head.
+#[derive(Clone, Copy, Debug)]
+pub struct MtpRows<'a> {
+    /// Slot.
+    pub slot: usize,
+    /// Position of the first row.
+    pub start: usize,
+    /// The token that follows each row.
+    pub next_ids: &'a [u32],
+    /// `[rows, hidden]`: the model's final rows, or the head's own in a chain.
+    pub hidden: &'a [f32],
+    /// Which rows want logits.
+    pub want: Want,
+}
+
+/// The round table's memory.
+#[derive(Clone, Debug, Default)]
+pub struct RoundBuffer {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    row_seq: Vec<u32>,
+    seq_first: Vec<u32>,
+    seq_rows: Vec<u32>,
+    seq_start: Vec<u32>,
+    seq_slot: Vec<u32>,
+    seq_parity: Vec<u32>,
+    seq_keep: Vec<u32>,
+    out_rows: Vec<u32>,
+    embeds: Vec<usize>,
+}
+
+impl RoundBuffer {
+    fn push(&mut self, at: SlotState, start: usize, tokens: &[u32], want: Want) {
+        let seq = self.seq_first.len() as u32;
+        let first = self.tokens.len() as u32;
+        let rows = tokens.len() as u32;
+        self.tokens.extend_from_slice(tokens);
+        self.positions.extend((0..rows).map(|i| start as u32 + i));
+        self.row_seq.extend((0..rows).map(|_| seq));
+        self.seq_first.push(first);
+        self.seq_rows.push(rows);
+        self.seq_start.push(start as u32);
+        self.seq_slot.push(at.slot);
+        self.seq_parity.push(at.parity);
+        self.seq_keep.push(rows);
+        match want {
+            Want::Nothing => {}
+            Want::Last => self.out_rows.push(first + rows - 1),
+            Want::All => self.out_rows.extend(first..first + rows),
+        }
+    }
+
+    /// The table.
+    pub fn table(&self) -> RoundTable<'_> {
+        RoundTable {
+            tokens: Slice::from(&self.tokens[..]),
+            positions: Slice::from(&self.positions[..]),
+            row_seq: Slice::from(&self.row_seq[..]),
+            seq_first: Slice::from(&self.seq_first[..]),
+            seq_rows: Slice::from(&self.seq_rows[..]),
+            seq_start: Slice::from(&self.seq_start[..]),
+            seq_slot: Slice::from(&self.seq_slot[..]),
+            seq_parity: Slice::from(&self.seq_parity[..]),
+            seq_keep: Slice::from(&self.seq_keep[..]),
+            out_rows: Slice::from(&self.out_rows[..]),
+            embeds: Slice::from(&self.embeds[..]),
+        }
+    }
+}
+
+/// A forward that ran; its outputs stay readable until the next one.
+pub struct Forward {
+    resolved: Arc<Resolved>,
+    round: RoundBuffer,
+    phase: Phase,
+    /// Candidates asked for, before the limit of this rank's share.
+    asked: Option<usize>,
+    /// What failed, if anything: then nothing may be committed.
+    pub failure: Option<Failure>,
+    /// Hash of the exchanges that ran.
+    pub collectives: u64,
+}
+
+impl Forward {
+    /// How many rows wanted logits.
+    pub fn out_rows(&self) -> usize {
+        self.round.out_rows.len()
+    }
+    /// Candidates of a wanted row on the rank with the largest share (`most`) of the vocabulary.
+    pub fn candidates(&self, most: usize) -> usize {
+        self.asked.map_or(0, |c| c.min(most))
+    }
+}
+
+/// What a core is loaded with.
+#[derive(Clone)]
+pub struct CoreOptions {
+    /// Tokens a sequence may hold; `None`: what the model allows.
+    pub context: Option<usize>,
+    /// Sequences at once.
+    pub slots: usize,
+    /// Rows of the largest verify window.
+    pub window_rows: usize,
+    /// Load weights that are not numbers.
+    pub allow_nan: bool,
+    /// Told the bytes of each weight that was made.
+    pub progress: Progress,
+    /// Providers outside of the reference.
+    pub registry: Registry,
+}
+
+impl Default for CoreOptions {
+    fn default() -> Self {
+        Self {
+            context: None,
+            slots: 1,
+            window_rows: 8,
+            allow_nan: false,
+            progress: Arc::new(|_| {}),
+            registry: Registry::reference_cpu(),
+        }
+    }
+}
+
+/// Candidates rounded up so that few shapes occur. More than are needed never change a draw.
+fn bucket(candidates: usize) -> usize {
+    candidates.checked_next_power_of_two().unwrap_or(candidates)
+}
+
+/// One rank's model and sequences.
+pub struct Core {
+    config: Arc<ModelConfig>,
+    split: Split,
+    capacity: Capacity,
+    has_mtp: bool,
+    weights: WeightTable,
+    caches: CacheTable,
+    registry: Registry,
+    programs: HashMap<Shape, Arc<Resolved>>,
+    arena: Arena,
+    comm: Option<Arc<dyn Comm>>,
+    slots: Vec<Slot>,
+    tag: u64,
+    content: String,
+}
+
+impl Core {
+    /// Loads one rank's share of a checkpoint.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the checkpoint, before any memory for it is taken.
+    pub fn load(
+        dir: &Path,
+        options: &CoreOptions,
+        ranks: Split,
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Self, LoadError> {
+        let config = ModelConfig::from_dir(dir)?;
+        let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
+        let content = tensors.content_id()?;
+        let mtp = tensors.mtp;
+        Self::from_source(config, &tensors, mtp, content, options, ranks, comm)
+    }
+
+    /// Builds a rank from any source of tensors.
+    ///
+    /// # Errors
+    /// As [`Core::load`], as far as they apply.
+    pub fn from_source<S: Source>(
+        config: ModelConfig,
+        source: &S,
+        mtp: bool,
+        content: String,
+        options: &CoreOptions,
+        ranks: Split,
+        comm: Option<Arc<dyn Comm>>,
+    ) -> Result<Self, LoadError>
+    where
+        LoadError: From<S::Error>,
+    {
+        let split = Split::new(ranks.rank, ranks.ranks, &config)?;
+        let tokens = options.context.unwrap_or(config.context);
+        if tokens == 0 || tokens > config.context {
+            let most = config.context;
+            return Err(LoadError::Size(format!("context {tokens} is outside 1 to {most}, the model's own limit")));
+        }
+        if options.slots == 0 || options.window_rows == 0 {
+            return Err(LoadError::Size("slots and window rows must be at least 1".into()));
+        }
+        let capacity = Capacity { slots: options.slots, tokens, window_rows: options.window_rows };
+        let list = weights::recipes(&config, split, mtp);
+        let weights = weights::load(source, &list, &options.progress)?;
+        let caches = CacheTable::new(reference_families(&config, split, capacity, mtp), options.slots);
+        let mut core = Self {
+            config: Arc::new(config),
+            split,
+            capacity,
+            has_mtp: mtp,
+            weights,
+            caches,
+            registry: options.registry.clone(),
+            programs: HashMap::new(),
+            arena: Arena::default(),
+            comm,
+            slots: vec![Slot::default(); options.slots],
+            tag: 0,
+            content,
+        };
+        core.tag = core.compute_tag()?;
+        Ok(core)
+    }
+
+    /// The model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+    /// This rank's share.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+    /// Sizes.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+    /// Whether the checkpoint has a draft head.
+    pub fn has_mtp(&self) -> bool {
+        self.has_mtp
+    }
+    /// The collectives.
+    pub fn comm(&self) -> Option<&Arc<dyn Comm>> {
+        self.comm.as_ref()
+    }
+    /// A slot.
+    pub fn slot(&self, slot: usize) -> &Slot {
+        &self.slots[slot]
+    }
+    /// Identity of the checkpoint.
+    pub fn content(&self) -> &str {
+        &self.content
+    }
+    /// Bytes of (weights, caches).
+    pub fn memory(&self) -> (usize, usize) {
+        (self.weights.bytes(), self.caches.bytes())
+    }
+    /// The families' layout, for digests.
+    pub fn cache_table(&self) -> &CacheTable {
+        &self.caches
+    }
+    /// The set of arithmetics of prefill, as one number: states of different tags never mix.
+    pub fn tag(&self) -> u64 {
+        self.tag
+    }
+
+    /// Arithmetic names of a phase, sorted.
+    ///
+    /// # Errors
+    /// A program that does not resolve.
+    pub fn bits(&mut self, phase: Phase, rows: u32) -> Result<Vec<String>, ResolveError> {
+        let mut all = Vec::new();
+        for select in [false, true] {
+            let shape = self.shape(kinds::FORWARD, phase, rows, 1, 1, select);
+            all.extend(self.program(&shape)?.bits());
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// The tag must not depend on the row count: one row, an odd number and a full chunk are compared.
+    fn compute_tag(&mut self) -> Result<u64, LoadError> {
+        let of = |core: &mut Self, rows| core.bits(Phase::Prefill, rows);
+        let one = of(self, 1)?;
+        for rows in [7, 512] {
+            let other = of(self, rows)?;
+            if other != one {
+                return Err(LoadError::Size(format!(
+                    "the arithmetic of prefill depends on the row count: {one:?} at 1 row, {other:?} at {rows}"
+                )));
+            }
+        }
+        let hash = one.iter().flat_map(|s| s.bytes().chain([0])).fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Ok(hash)
+    }
+
+    fn shape(&self, kind: &str, phase: Phase, rows: u32, seqs: u32, out_rows: u32, select: bool) -> Shape {
+        Shape {
+            kind: kind.to_owned(),
+            phase,
+            rows: rows.next_power_of_two(),
+            seqs: seqs.next_power_of_two(),
+            out_rows: if out_rows == 0 { 0 } else { out_rows.next_power_of_two() },
+            select,
+            candidates: 0,
+            words: Vec::new(),
+        }
+    }
+
+    /// The program of a shape, made once.
+    ///
+    /// # Errors
+    /// A step that nobody runs.
+    pub fn program(&mut self, shape: &Shape) -> Result<Arc<Resolved>, ResolveError> {
+        if let Some(found) = self.programs.get(shape) {
+            return Ok(found.clone());
+        }
+        let program = Builder { config: &self.config, split: self.split }.build(shape);
+        let resolved = Arc::new(self.registry.resolve(program, &self.weights, &self.caches)?);
+        self.arena.reserve(resolved.placement.total);
+        self.programs.insert(shape.clone(), resolved.clone());
+        Ok(resolved)
+    }
+
+    /// Starts a sequence in a slot, from nothing.
+    pub fn begin(&mut self, slot: usize) {
+        let s = &mut self.slots[slot];
+        s.ids.clear();
+        s.parity = 0;
+        self.caches.clear_state(SlotState { slot: slot as u32, parity: 0 });
+    }
+
+    /// Copies a sequence's state at its committed length.
+    pub fn snapshot(&mut self, slot: usize) -> Snapshot {
+        let s = &self.slots[slot];
+        let at = SlotState { slot: slot as u32, parity: s.parity };
+        let ids = Arc::from(&s.ids[..]);
+        Snapshot { ids, slot, tag: self.tag, state: self.caches.copy_state(at) }
+    }
+
+    /// Continues from a snapshot. Returns whether it was still valid; if not, the slot is left as it was.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> bool {
+        let s = &mut self.slots[snapshot.slot];
+        if snapshot.tag != self.tag || !s.holds(snapshot) {
+            return false;
+        }
+        s.ids.clear();
+        s.ids.extend_from_slice(&snapshot.ids);
+        s.parity = 0;
+        self.caches.put_state(SlotState { slot: snapshot.slot as u32, parity: 0 }, &snapshot.state);
+        true
+    }
+
+    /// The whole committed state of a slot, for bit-for-bit comparison.
+    pub fn image(&mut self, slot: usize) -> Vec<(String, Vec<u32>)> {
+        let (parity, length) = (self.slots[slot].parity, self.slots[slot].len());
+        self.caches.image(SlotState { slot: slot as u32, parity }, length, Owner::Model)
+    }
+
+    fn selects(&self, end: usize) -> bool {
+        end >= self.config.index.topk + self.config.index.pool
+    }
+
+    /// Runs rows of any set of sequences. Commits nothing.
+    ///
+    /// `candidates`: how many of the best logits each wanted row needs; `None` for all logits.
+    ///
+    /// # Errors
+    /// A program that does not resolve. A failure while running is in the result, since collectives had to go on.
+    ///
+    /// # Panics
+    /// When rows do not fit a slot's capacity or a window is larger than the window rows: callers plan within limits.
+    pub fn forward(
+        &mut self,
+        phase: Phase,
+        seqs: &[SeqRows<'_>],
+        candidates: Option<usize>,
+        streams: bool,
+    ) -> Result<Forward, ResolveError> {
+        let mut round = RoundBuffer::default();
+        let mut end = 0;
+        for s in seqs {
+            let slot = &mut self.slots[s.slot];
+            let start = slot.len();
+            assert!(start + s.tokens.len() <= self.capacity.tokens, "rows beyond the slot's capacity");
+            assert!(phase != Phase::Window || s.tokens.len() <= self.capacity.window_rows, "window too large");
+            slot.written.truncate(start);
+            end = end.max(start + s.tokens.len());
+            round.push(SlotState { slot: s.slot as u32, parity: slot.parity }, start, s.tokens, s.want);
+        }
+        if seqs.iter().any(|s| !s.embeds.is_empty()) {
+            for s in seqs {
+                let given = s.embeds.iter().map(|e| e.map_or(0, |r| r.as_ptr() as usize));
+                round.embeds.extend(given.chain(std::iter::repeat(0)).take(s.tokens.len()));
+            }
+        }
+        let outs = round.out_rows.len() as u32;
+        let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
+        let mut shape = self.shape(kinds::FORWARD, phase, rows, count, outs, self.selects(end));
+        let share = self.split.share(self.config.vocab_size).len();
+        let asked = candidates.map(bucket);
+        shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
+        if streams {
+            shape.words.push((WORD_STREAMS.into(), 1));
+        }
+        Ok(Forward { asked, ..self.execute(&shape, round, &[])? })
+    }
+
+    fn execute(
+        &mut self,
+        shape: &Shape,
+        round: RoundBuffer,
+        fill: &[(&str, &[f32])],
+    ) -> Result<Forward, ResolveError> {
+        let resolved = self.program(shape)?;
+        let table = round.table();
+        let inputs =
+            RunInputs { round: &table, weights: &self.weights, comm: self.comm.as_deref(), fill };
+        let outcome = run(&resolved, &mut self.arena, &inputs);
+        Ok(Forward {
+            resolved,
+            phase: shape.phase,
+            asked: None,
+            failure: outcome.failure,
+            collectives: outcome.collectives,
+            round,
+        })
+    }
+
+    /// An output of the forward that ran last: "rows" `[rows, hidden]`, "logits" `[wanted, share of the vocabulary]`,
+    /// "values" and "ids" `[wanted, candidates]`, "layer.I" `[rows, streams * hidden]`.
+    pub fn output(&mut self, forward: &Forward, name: &str) -> Option<&[f32]> {
+        forward.resolved.output(&mut self.arena, name, &forward.round.table())
+    }
+
+    /// Keeps the first `keep[i]` rows of each sequence of a forward.
+    ///
+    /// # Errors
+    /// A commit program that fails: the sequences of the forward are then lost.
+    ///
+    /// # Panics
+    /// When the forward failed, a count is 0 or too large, or a prefill is not kept whole.
+    pub fn commit(&mut self, forward: &Forward, keep: &[usize]) -> Result<(), CommitError> {
+        assert!(forward.failure.is_none(), "a failed forward is never committed");
+        let rows = &forward.round.seq_rows;
+        assert_eq!(keep.len(), rows.len(), "one count a sequence");
+        let partial = keep.iter().zip(rows).any(|(k, r)| *k < *r as usize);
+        assert!(keep.iter().zip(rows).all(|(k, r)| *k >= 1 && *k <= *r as usize), "kept rows out of range");
+        if partial {
+            assert!(forward.phase == Phase::Window, "only windows are cut");
+            let mut round = forward.round.clone();
+            round.seq_keep = keep.iter().map(|&k| k as u32).collect();
+            let mut shape = forward.resolved.program.shape.clone();
+            shape = self.shape(kinds::COMMIT, shape.phase, shape.rows, shape.seqs, 0, false);
+            round.out_rows.clear();
+            if let Some(failure) = self.execute(&shape, round, &[])?.failure {
+                return Err(CommitError::Run(failure));
+            }
+        }
+        for (i, &k) in keep.iter().enumerate() {
+            let first = forward.round.seq_first[i] as usize;
+            let slot = &mut self.slots[forward.round.seq_slot[i] as usize];
+            let tokens = &forward.round.tokens[first..first + k];
+            slot.ids.extend_from_slice(tokens);
+            slot.written.extend_from_slice(tokens);
+            slot.parity ^= 1;
+        }
+        Ok(())
+    }
+
+    /// Runs rows of the draft head (its caches are its own; nothing is committed or needs to be).
+    ///
+    /// # Errors
+    /// As [`Core::forward`].
+    ///
+    /// # Panics
+    /// When the checkpoint has no draft head or rows do not fit.
+    pub fn mtp(
+        &mut self,
+        seqs: &[MtpRows<'_>],
+        zero_first: bool,
+        candidates: Option<usize>,
+    ) -> Result<Forward, ResolveError> {
+        assert!(self.has_mtp, "the checkpoint has no draft head");
+        let mut round = RoundBuffer::default();
+        let mut hidden = Vec::new();
+        let mut end = 0;
+        for s in seqs {
+            end = end.max(s.start + s.next_ids.len());
+            assert!(end <= self.capacity.tokens, "rows beyond the slot's capacity");
+            let parity = self.slots[s.slot].parity;
+            round.push(SlotState { slot: s.slot as u32, parity }, s.start, s.next_ids, s.want);
+            hidden.extend_from_slice(s.hidden);
+        }
+        let outs = round.out_rows.len() as u32;
+        let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
+        let mut shape = self.shape(kinds::MTP, Phase::Draft, rows, count, outs, self.selects(end));
+        let share = self.split.share(self.config.vocab_size).len();
+        let asked = candidates.map(bucket);
+        shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
+        shape.words.push((WORD_ZERO_FIRST.into(), u64::from(zero_first)));
+        Ok(Forward { asked, ..self.execute(&shape, round, &[("hidden", &hidden)])? })
+    }
+}
+
+/// Why a commit failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// The commit program does not resolve.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// It failed while running.
+    #[error(transparent)]
+    Run(Failure),
+}

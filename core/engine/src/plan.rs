@@ -1,0 +1,85 @@
+//! What rank 0 tells the others: plans of rounds, and requests for a trace.
+
+use serde::{Deserialize, Serialize};
+
+use crate::service::{Attachment, Sampling};
+
+/// A sequence that takes a slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Admission {
+    /// The slot it gets.
+    pub slot: usize,
+    /// The prompt.
+    pub ids: Vec<u32>,
+    /// Divides the logits.
+    pub temperature: f64,
+    /// Largest logits kept.
+    pub top_k: u32,
+    /// Probability kept.
+    pub top_p: f64,
+    /// Key of the noise.
+    pub seed: u64,
+    /// Most tokens to generate.
+    pub max_tokens: usize,
+    /// Ids that end the reply.
+    pub stop_ids: Vec<u32>,
+    /// Whether drafts may be verified.
+    pub draft: bool,
+    /// (first position, rows) of image rows.
+    pub attachments: Vec<(usize, Vec<f32>)>,
+}
+
+impl Admission {
+    /// How its tokens are drawn.
+    pub fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            seed: Some(self.seed),
+        }
+    }
+
+    /// Rows of attachments as the plan carries them.
+    pub fn pack(attachments: &[Attachment]) -> Vec<(usize, Vec<f32>)> {
+        attachments.iter().map(|a| (a.at, a.rows.to_vec())).collect()
+    }
+}
+
+/// A slice of a prompt to prefill in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Slot.
+    pub slot: usize,
+    /// Tokens, from where the slot is.
+    pub tokens: usize,
+}
+
+/// One round.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Slots whose sequences end now.
+    pub cancels: Vec<usize>,
+    /// Sequences that begin.
+    pub admissions: Vec<Admission>,
+    /// Prompt pieces, in order.
+    pub pieces: Vec<Piece>,
+    /// Slots that decode, in slot order.
+    pub decode: Vec<usize>,
+}
+
+/// A control message of rank 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Order {
+    /// Run a round.
+    Round(Plan),
+    /// Prefill these ids in chunks and give out logits, and streams if asked.
+    Trace {
+        /// The prompt.
+        ids: Vec<u32>,
+        /// Rows a chunk.
+        chunk: usize,
+        /// Streams after every layer as well.
+        streams: bool,
+    },
+}

@@ -1,0 +1,13 @@
+//! Forwards as data: building, checking, placing and running them.
+
+pub mod build;
+mod check;
+mod order;
+mod place;
+mod resolve;
+mod run;
+
+pub use check::{ProgramError, check};
+pub use place::{Placement, check_placement, place};
+pub use resolve::{Registry, Resolved, ResolveError};
+pub use run::{Arena, Failure, RunInputs, run};

@@ -1,0 +1,266 @@
+//! One loaded rank, before and beside serving: loading in step, following, traces.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use plugfold_abi::{Comm, Phase};
+use serde::{Deserialize, Serialize};
+
+use crate::core::{Core, CoreOptions, LoadError, SeqRows, Want};
+use crate::drafts::Drafter;
+use crate::plan::Order;
+use crate::ranks::{RankError, SettingsDigest, World};
+use crate::rounds::{RoundError, Rounds};
+use crate::split::Split;
+
+/// Settings that every rank must be started with alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Options {
+    /// Folder of the checkpoint.
+    pub model: PathBuf,
+    /// Tokens a sequence may hold; `None`: what the model allows.
+    pub context: Option<usize>,
+    /// Sequences at once.
+    pub slots: usize,
+    /// Rows of the largest verify window.
+    pub window_rows: usize,
+    /// Rows of a prefill chunk.
+    pub prefill_rows: usize,
+    /// Load weights that are not numbers.
+    pub allow_nan: bool,
+}
+
+impl Options {
+    /// The defaults: one slot, windows of 8 rows, chunks of 64.
+    pub fn new(model: impl Into<PathBuf>) -> Self {
+        Self {
+            model: model.into(),
+            context: None,
+            slots: 1,
+            window_rows: 8,
+            prefill_rows: 64,
+            allow_nan: false,
+        }
+    }
+}
+
+/// Why a rank does not start or cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// This rank's share of the model.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The connection between ranks, or settings that differ.
+    #[error(transparent)]
+    Rank(#[from] RankError),
+    /// Another rank could not load its share.
+    #[error("{0}")]
+    Elsewhere(String),
+    /// A round that ended the engine.
+    #[error(transparent)]
+    Round(#[from] RoundError),
+    /// Settings that make no sense.
+    #[error("{0}")]
+    Options(String),
+    /// A control message that cannot be read: the ranks run different builds.
+    #[error("rank 0 sent a message that this build cannot read ({0}): start all ranks from one build")]
+    Message(String),
+}
+
+/// Progress of loading: (bytes made, total bytes of the checkpoint's share or 0 when unknown).
+pub type LoadProgress = Arc<dyn Fn(usize) + Send + Sync>;
+
+/// One rank with its model and its connection to the others.
+pub struct Rank {
+    /// The model.
+    pub core: Core,
+    /// The other ranks.
+    pub world: World,
+    /// Running sequences.
+    pub rounds: Rounds,
+    options: Options,
+}
+
+/// Logits (and streams) of every position of a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    /// `[positions, vocabulary]`.
+    pub logits: Vec<f32>,
+    /// `[positions, hidden]`, what the head reads.
+    pub rows: Vec<f32>,
+    /// Per layer `[positions, streams * hidden]`; empty unless asked for.
+    pub streams: Vec<Vec<f32>>,
+}
+
+impl Rank {
+    /// Loads this rank's share, in step with the others: if one cannot, none starts, and all know why.
+    ///
+    /// # Errors
+    /// This rank's reason, another's, or settings that differ between ranks.
+    pub fn load(options: &Options, core_options: CoreOptions, world: World) -> Result<Self, StartError> {
+        if options.prefill_rows == 0 {
+            return Err(StartError::Options("prefill rows must be at least 1".into()));
+        }
+        let core_options = CoreOptions {
+            context: options.context,
+            slots: options.slots,
+            window_rows: options.window_rows,
+            allow_nan: options.allow_nan,
+            ..core_options
+        };
+        let ranks = Split { rank: world.rank(), ranks: world.ranks() };
+        let comm = (world.ranks() > 1).then(|| world.comm() as Arc<dyn Comm>);
+        let loaded = Core::load(&options.model, &core_options, ranks, comm);
+        if world.ranks() > 1 {
+            let mine = loaded.as_ref().err().map_or_else(String::new, ToString::to_string);
+            let all = world.gather_to_all("loaded", mine.as_bytes())?;
+            let bad = all.iter().position(|m| !m.is_empty());
+            if let (Some(rank), Ok(_)) = (bad, &loaded) {
+                let said = String::from_utf8_lossy(&all[rank]).into_owned();
+                return Err(StartError::Elsewhere(format!("{} cannot load the model: {said}", world.who(rank))));
+            }
+        }
+        let mut core = loaded?;
+        digest(&mut core, options)?.compare(&world)?;
+        let rounds = Rounds::new(options.slots);
+        Ok(Self { core, world, rounds, options: options.clone() })
+    }
+
+    /// Settings in force.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Sets the drafter; every rank must set the same.
+    pub fn with_drafter(mut self, drafter: Option<Box<dyn Drafter>>) -> Self {
+        self.rounds.set_drafter(drafter);
+        self
+    }
+
+    /// A follower's life: runs what rank 0 orders until it says goodbye.
+    ///
+    /// # Errors
+    /// What ends the engine; every rank ends with the same.
+    pub fn follow(mut self) -> Result<(), StartError> {
+        while let Some(message) = self.world.receive()? {
+            let order =
+                postcard::from_bytes(&message).map_err(|e| StartError::Message(e.to_string()))?;
+            let done = match order {
+                Order::Round(plan) => self.rounds.run(&mut self.core, &self.world, plan).map(|_| ()),
+                Order::Trace { ids, chunk, streams } => trace(&mut self.core, &ids, chunk, streams).map(|_| ()),
+            };
+            if let Err(error) = done {
+                return Err(self.give_up(error));
+            }
+        }
+        self.world.goodbye();
+        Ok(())
+    }
+
+    /// Ends all ranks with this rank's reason, unless they have ended already for another.
+    pub(crate) fn give_up(&self, error: RoundError) -> StartError {
+        match error {
+            RoundError::Rank(error) => StartError::Rank(error),
+            other => match self.world.ended() {
+                Some(end) => StartError::Rank(RankError::Ended(end)),
+                None => StartError::Rank(self.world.fail(other.to_string())),
+            },
+        }
+    }
+
+    /// Rank 0: sends an order to the followers.
+    pub(crate) fn order(&self, order: &Order) -> Result<(), RankError> {
+        if self.world.ranks() == 1 {
+            return Ok(());
+        }
+        match postcard::to_stdvec(order) {
+            Ok(bytes) => self.world.broadcast(&bytes),
+            Err(e) => Err(self.world.fail(format!("a plan that cannot be written: {e}"))),
+        }
+    }
+
+    /// Rank 0: runs a prompt on all ranks and gathers the logits of every position. Uses slot 0.
+    ///
+    /// # Errors
+    /// Ids outside the vocabulary, a prompt over the context, a failure while running.
+    pub fn trace(&mut self, ids: &[u32], streams: bool) -> Result<Trace, StartError> {
+        let vocab = self.core.config().vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+            return Err(StartError::Options(format!("token id {id} is outside the vocabulary of {vocab} ids")));
+        }
+        let most = self.core.capacity().tokens;
+        if ids.is_empty() || ids.len() > most {
+            let n = ids.len();
+            return Err(StartError::Options(format!("{n} ids: give 1 to {most}, the context of this engine")));
+        }
+        let chunk = self.options.prefill_rows;
+        self.order(&Order::Trace { ids: ids.to_vec(), chunk, streams })?;
+        trace(&mut self.core, ids, chunk, streams).map_err(|e| self.give_up(e))
+    }
+}
+
+fn digest(core: &mut Core, options: &Options) -> Result<SettingsDigest, LoadError> {
+    let mut digest = SettingsDigest::default();
+    digest.add("engine", env!("CARGO_PKG_VERSION"));
+    digest.add("device class", "cpu");
+    digest.add("checkpoint", core.content());
+    digest.add("draft head", &core.has_mtp());
+    let capacity = core.capacity();
+    digest.add("context", &capacity.tokens);
+    digest.add("slots", &capacity.slots);
+    digest.add("window rows", &capacity.window_rows);
+    digest.add("prefill rows", &options.prefill_rows);
+    for f in core.cache_table().families() {
+        digest.add(format!("cache {} of {:?}", f.id, f.owner), &format!("{:?} x {} f32", f.layers, f.rows));
+    }
+    for (name, phase) in [("window", Phase::Window), ("prefill", Phase::Prefill)] {
+        let bits = core.bits(phase, 1)?;
+        digest.add(format!("bits of {name}"), &bits.join(" "));
+    }
+    Ok(digest)
+}
+
+/// Every rank's part of a trace.
+fn trace(core: &mut Core, ids: &[u32], chunk: usize, streams: bool) -> Result<Trace, RoundError> {
+    core.begin(0);
+    let layers = core.config().layers.len();
+    let mut out = Trace { streams: vec![Vec::new(); if streams { layers } else { 0 }], ..Trace::default() };
+    for tokens in ids.chunks(chunk) {
+        let rows = [SeqRows { slot: 0, tokens, want: Want::All, embeds: &[] }];
+        let forward = core.forward(Phase::Prefill, &rows, None, streams)?;
+        if let Some(failure) = &forward.failure {
+            return Err(RoundError::Forward(failure.to_string()));
+        }
+        let share = core.output(&forward, "logits").map(<[f32]>::to_vec).unwrap_or_default();
+        out.logits.extend(whole_rows(core, &share, tokens.len())?);
+        out.rows.extend_from_slice(core.output(&forward, "rows").unwrap_or(&[]));
+        for (i, stream) in out.streams.iter_mut().enumerate() {
+            stream.extend_from_slice(core.output(&forward, &format!("layer.{i}")).unwrap_or(&[]));
+        }
+        core.commit(&forward, &[tokens.len()])?;
+    }
+    Ok(out)
+}
+
+/// Puts all ranks' shares of logits rows together.
+fn whole_rows(core: &Core, share: &[f32], rows: usize) -> Result<Vec<f32>, RoundError> {
+    let Some(comm) = core.comm() else { return Ok(share.to_vec()) };
+    let (vocab, split) = (core.config().vocab_size, core.split());
+    let most = vocab.div_ceil(comm.ranks());
+    let width = split.share(vocab).len();
+    let mut mine = vec![0.0f32; rows * most];
+    for (to, from) in mine.chunks_mut(most).zip(share.chunks(width)) {
+        to[..width].copy_from_slice(from);
+    }
+    let mut all = vec![0.0f32; mine.len() * comm.ranks()];
+    comm.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut all))
+        .map_err(crate::exchange::ExchangeError::from)?;
+    let mut out = vec![0.0; rows * vocab];
+    for (rank, part) in all.chunks(mine.len()).enumerate() {
+        let place = split.share_of(rank, vocab);
+        for (to, from) in out.chunks_mut(vocab).zip(part.chunks(most)) {
+            to[place.clone()].copy_from_slice(&from[..place.len()]);
+        }
+    }
+    Ok(out)
+}

@@ -1,0 +1,279 @@
+//! What a sequence owns: rows in the cache families, recurrent state in two buffers with a parity, and its ids.
+
+use std::sync::Arc;
+
+use plugfold_abi::{Addressing, CacheView, SlotState, Text};
+
+use crate::config::{Attention, Indexer, ModelConfig};
+use crate::split::Split;
+
+/// Who reads a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The model's layers.
+    Model,
+    /// The multi-token-prediction layer.
+    Mtp,
+}
+
+/// One cache family: the same kind of record in some layers of every slot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Family {
+    /// Name, as in `plugfold_abi::ops`.
+    pub id: &'static str,
+    /// Layers that have it.
+    pub layers: Vec<u32>,
+    /// Reader.
+    pub owner: Owner,
+    /// How positions map to rows.
+    pub addressing: Addressing,
+    /// f32 elements a row.
+    pub row_elements: usize,
+    /// Positions a row covers (1, or the pool size); 0 for records without positions.
+    pub positions_a_row: usize,
+    /// Rows a slot.
+    pub rows: usize,
+    /// Buffers a slot: 2 where a forward reads one and writes the other.
+    pub buffers: usize,
+    /// Whether a snapshot holds a copy (recurrent state) or relies on the slot's rows.
+    pub in_snapshot: bool,
+}
+
+/// Sizes that decide how much memory sequences take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Sequences at once.
+    pub slots: usize,
+    /// Tokens a sequence.
+    pub tokens: usize,
+    /// Rows of the largest verify window.
+    pub window_rows: usize,
+}
+
+/// The families of the reference layout on one rank.
+pub fn reference_families(config: &ModelConfig, split: Split, capacity: Capacity, mtp: bool) -> Vec<Family> {
+    let k = config.kda;
+    let heads = split.share(k.heads).len();
+    let c = heads * k.head_dim;
+    let m = config.mla;
+    let mla_heads = split.share(m.heads).len();
+    let layers_where = |f: &dyn Fn(Attention) -> bool| -> Vec<u32> {
+        let all = config.layers.iter().enumerate();
+        all.filter(|(_, l)| f(l.attention)).map(|(i, _)| i as u32).collect()
+    };
+    let kda = layers_where(&|a| a == Attention::Kda);
+    let mla = layers_where(&|a| matches!(a, Attention::Mla { .. }));
+    let own = layers_where(&|a| a == Attention::Mla { indexer: Indexer::Own });
+    let state = |id, row_elements, rows, buffers, in_snapshot| Family {
+        id,
+        layers: kda.clone(),
+        owner: Owner::Model,
+        addressing: Addressing::State,
+        row_elements,
+        positions_a_row: 0,
+        rows,
+        buffers,
+        in_snapshot,
+    };
+    let token = |id, layers: &[u32], owner, row_elements, positions_a_row: usize| Family {
+        id,
+        layers: layers.to_vec(),
+        owner,
+        addressing: Addressing::Linear,
+        row_elements,
+        positions_a_row,
+        rows: capacity.tokens.div_ceil(positions_a_row),
+        buffers: 1,
+        in_snapshot: false,
+    };
+    let kv = mla_heads * (m.key_dim + m.value_dim);
+    let dim = config.index.head_dim;
+    let mut families = vec![
+        state("kda.state", heads * k.head_dim * k.head_dim, 1, 2, true),
+        state("kda.conv", (k.taps - 1) * 3 * c, 1, 2, true),
+        state("kda.replay", 3 * c + 3 * c + heads, capacity.window_rows, 1, false),
+        token("mla.kv", &mla, Owner::Model, kv, 1),
+        token("idx.token", &own, Owner::Model, 2 * dim, 1),
+        token("idx.pool", &own, Owner::Model, dim, config.index.pool),
+    ];
+    if mtp {
+        let layer = [config.layers.len() as u32];
+        families.push(token("mla.kv", &layer, Owner::Mtp, kv, 1));
+        families.push(token("idx.token", &layer, Owner::Mtp, 2 * dim, 1));
+        families.push(token("idx.pool", &layer, Owner::Mtp, dim, config.index.pool));
+    }
+    families
+}
+
+/// Alignment of records, in f32 elements (64 bytes).
+const ALIGN: usize = 16;
+
+struct Store {
+    family: usize,
+    layer: u32,
+    /// 64-byte units, so that records are aligned.
+    memory: Vec<[u64; 8]>,
+}
+
+/// The memory of all families, allocated once.
+pub struct CacheTable {
+    families: Vec<Family>,
+    stores: Vec<Store>,
+    slots: usize,
+}
+
+impl CacheTable {
+    /// Allocates (zeroed; the system hands out pages as they are touched).
+    pub fn new(families: Vec<Family>, slots: usize) -> Self {
+        let mut stores = Vec::new();
+        for (family, f) in families.iter().enumerate() {
+            for &layer in &f.layers {
+                let units = (slots * slot_elements(f)).div_ceil(ALIGN);
+                stores.push(Store { family, layer, memory: vec![[0; 8]; units] });
+            }
+        }
+        Self { families, stores, slots }
+    }
+
+    /// The families.
+    pub fn families(&self) -> &[Family] {
+        &self.families
+    }
+
+    /// Bytes of all families of all slots.
+    pub fn bytes(&self) -> usize {
+        self.stores.iter().map(|s| s.memory.len() * 64).sum()
+    }
+
+    fn view_of(&self, store: &Store) -> CacheView {
+        let f = &self.families[store.family];
+        let buffer = buffer_elements(f) as u64 * 4;
+        CacheView {
+            base: store.memory.as_ptr().cast::<u8>().cast_mut(),
+            slot_stride: slot_elements(f) as u64 * 4,
+            parity_stride: if f.buffers > 1 { buffer } else { 0 },
+            row_bytes: f.row_elements as u64 * 4,
+            rows: f.rows as u32,
+            slots: self.slots as u32,
+            format: Text::from("f32"),
+            addressing: f.addressing,
+        }
+    }
+
+    /// The view of a family in a layer.
+    pub fn view(&self, family: &str, layer: u32) -> Option<CacheView> {
+        let found = self.stores.iter().find(|s| s.layer == layer && self.families[s.family].id == family)?;
+        Some(self.view_of(found))
+    }
+
+    /// Zeroes the recurrent state of one buffer of a slot: the state before the first token.
+    pub fn clear_state(&mut self, at: SlotState) {
+        self.for_state(at, |record| record.fill(0.0));
+    }
+
+    /// Copies the recurrent state of one buffer of a slot.
+    pub fn copy_state(&mut self, at: SlotState) -> Vec<f32> {
+        let mut out = Vec::new();
+        self.for_state(at, |record| out.extend_from_slice(record));
+        out
+    }
+
+    /// Puts a copied state into one buffer of a slot.
+    ///
+    /// # Panics
+    /// When the copy is of another layout: snapshots are only made by [`CacheTable::copy_state`] of the same engine.
+    pub fn put_state(&mut self, at: SlotState, state: &[f32]) {
+        let mut rest = state;
+        self.for_state(at, |record| {
+            let (mine, after) = rest.split_at(record.len());
+            record.copy_from_slice(mine);
+            rest = after;
+        });
+        assert!(rest.is_empty(), "a snapshot of another layout");
+    }
+
+    fn for_state(&mut self, at: SlotState, mut each: impl FnMut(&mut [f32])) {
+        for store in &self.stores {
+            let f = &self.families[store.family];
+            if f.in_snapshot {
+                let view = self.view_of(store);
+                // SAFETY: `&mut self` keeps every other reader and writer away.
+                each(unsafe { view.write_f32(at, 0, view.rows) });
+            }
+        }
+    }
+
+    /// Everything that decides a sequence's future: its committed state and all rows below its length, layer by layer.
+    /// Equal sequences have equal images; tests compare them bit for bit.
+    pub fn image(&mut self, at: SlotState, length: usize, owner: Owner) -> Vec<(String, Vec<u32>)> {
+        let mut out = Vec::new();
+        for store in &self.stores {
+            let f = &self.families[store.family];
+            let view = self.view_of(store);
+            let (rows, parity) = match f.addressing {
+                Addressing::State if f.in_snapshot => (f.rows, at.parity),
+                Addressing::State => continue,
+                _ => (length / f.positions_a_row, 0),
+            };
+            if f.owner == owner {
+                let at = SlotState { slot: at.slot, parity };
+                // SAFETY: `&mut self` keeps every writer away.
+                let data = unsafe { view.read_f32(at, 0, rows as u32) };
+                let bits = data.iter().map(|v| v.to_bits()).collect();
+                out.push((format!("{} layer {}", f.id, store.layer), bits));
+            }
+        }
+        out
+    }
+}
+
+fn buffer_elements(f: &Family) -> usize {
+    (f.row_elements * f.rows).next_multiple_of(ALIGN)
+}
+
+fn slot_elements(f: &Family) -> usize {
+    buffer_elements(f) * f.buffers
+}
+
+/// A sequence's recurrent state at a length, to continue from it later.
+///
+/// The rows of the token families are not copied: a snapshot is valid only on its slot, and only while the slot's rows
+/// are still those of its ids ([`Slot::written`]).
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The ids up to the snapshot.
+    pub ids: Arc<[u32]>,
+    /// The slot it was taken from.
+    pub slot: usize,
+    /// Arithmetic of the prefill that made it: only equal tags resume.
+    pub tag: u64,
+    /// Recurrent state.
+    pub(crate) state: Vec<f32>,
+}
+
+/// One place for a sequence.
+#[derive(Clone, Debug, Default)]
+pub struct Slot {
+    /// Ids whose rows are committed.
+    pub ids: Vec<u32>,
+    /// Ids whose rows lie in the token families, from position 0: those of the present sequence, or, before it has
+    /// written anything, of the one before it.
+    pub written: Vec<u32>,
+    /// Which state buffer is committed.
+    pub parity: u32,
+}
+
+impl Slot {
+    /// Committed length.
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+    /// Whether nothing is committed.
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+    /// Whether the rows that a snapshot relies on are still there.
+    pub fn holds(&self, snapshot: &Snapshot) -> bool {
+        self.written.starts_with(&snapshot.ids)
+    }
+}
