@@ -1,6 +1,11 @@
 //! Agreements: values that every rank must know, or must have alike, before any goes on.
 
+use std::collections::HashMap;
+
 use super::{Difference, EndKind, RankError, World};
+
+/// A line's name, which of the lines of this name, and each rank's value.
+type Row<'a> = (&'a str, usize, Vec<Option<String>>);
 
 impl World {
     /// Every rank's bytes, in rank order, on every rank. `label` names the step: ranks at different steps end with an
@@ -59,7 +64,7 @@ impl World {
         lines: &[(String, String)],
         mend: &'static str,
     ) -> Result<(), RankError> {
-        let mine = serde_json::to_vec(lines).unwrap_or_default();
+        let mine = serde_json::to_vec(lines).map_err(|error| self.fail(error.to_string()))?;
         let parts = self.control.gather(label, &mine)?;
         let mut all = Vec::with_capacity(parts.len());
         for (rank, part) in parts.iter().enumerate() {
@@ -81,7 +86,7 @@ impl World {
 
     fn unread(&self, rank: usize, label: &str, why: &str) -> RankError {
         let reason = format!("rank {rank}'s part of agreement `{label}` is of another kind ({why})");
-        RankError::Ended(self.fate.end(self.fate.make(rank, EndKind::OutOfStep, reason)))
+        self.fate.blame(rank, EndKind::OutOfStep, reason)
     }
 }
 
@@ -94,7 +99,7 @@ pub struct SettingsDigest {
 
 impl SettingsDigest {
     /// Adds a line.
-    pub fn add(&mut self, name: impl Into<String>, value: impl ToString) {
+    pub fn add(&mut self, name: impl Into<String>, value: &(impl ToString + ?Sized)) {
         self.lines.push((name.into(), value.to_string()));
     }
 
@@ -113,10 +118,10 @@ impl SettingsDigest {
 
 /// Lines that are not the same on all ranks, in the order in which they first come.
 fn differences(all: &[Vec<(String, String)>]) -> Vec<Difference> {
-    let mut table: Vec<(&str, usize, Vec<Option<String>>)> = Vec::new();
-    let mut places = std::collections::HashMap::new();
+    let mut table: Vec<Row<'_>> = Vec::new();
+    let mut places = HashMap::new();
     for (rank, lines) in all.iter().enumerate() {
-        let mut times = std::collections::HashMap::new();
+        let mut times = HashMap::new();
         for (name, value) in lines {
             let time = times.entry(name.as_str()).or_insert(0_usize);
             let place = *places.entry((name.as_str(), *time)).or_insert(table.len());

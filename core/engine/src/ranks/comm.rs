@@ -40,19 +40,12 @@ struct Link {
 }
 
 impl TcpComm {
-    /// `streams`: one connection to each other rank.
-    pub(super) fn new(
-        fate: Arc<Fate>,
-        faults: Arc<Faults>,
-        streams: Vec<(usize, TcpStream)>,
-    ) -> io::Result<Self> {
-        let link = |(peer, stream): (usize, TcpStream)| {
-            stream.set_nonblocking(true)?;
-            Ok(Link { peer, stream, head: [0; HEAD], sent: 0, got: 0 })
-        };
-        let links = streams.into_iter().map(link).collect::<io::Result<Vec<_>>>()?;
+    /// `streams`: one connection to each other rank, none of which blocks.
+    pub(super) fn new(fate: Arc<Fate>, faults: Arc<Faults>, streams: Vec<(usize, TcpStream)>) -> Self {
+        let link = |(peer, stream)| Link { peer, stream, head: [0; HEAD], sent: 0, got: 0 };
+        let links = streams.into_iter().map(link).collect();
         let data = Mutex::new(Data { links, seq: 0, history: 0xcbf2_9ce4_8422_2325 });
-        Ok(Self { fate, faults, tag: AtomicU32::new(0), data })
+        Self { fate, faults, tag: AtomicU32::new(0), data }
     }
 
     /// What the next exchanges through [`Comm::all_gather`] are, for instance the index of the program's step. Ranks
@@ -70,12 +63,17 @@ impl TcpComm {
     /// [`Comm::all_gather`] with a tag of its own.
     ///
     /// # Errors
-    /// [`RankError::Size`] before anything is sent; [`RankError::Ended`] when a rank is gone, is in another exchange or
+    /// [`RankError::Call`] before anything is sent; [`RankError::Ended`] when a rank is gone, is in another exchange or
     /// sent damaged bytes.
     pub fn gather(&self, tag: u32, mine: &[u8], all: &mut [u8]) -> Result<(), RankError> {
         let (rank, ranks, len) = (self.fate.rank, self.fate.who.len(), mine.len());
         if all.len() != ranks * len {
-            return Err(RankError::Size { rank, ranks, part: len, all: all.len() });
+            let text = format!(
+                "rank {rank} gathers {len} bytes from each of {ranks} ranks into {} bytes, not {}",
+                all.len(),
+                ranks * len
+            );
+            return Err(RankError::Call(text));
         }
         let mut data = lock(&self.data);
         let fault = self.fate.begin(&self.faults, At::Exchange(data.seq))?;
@@ -112,11 +110,7 @@ impl TcpComm {
             let sum = Head::decode(&link.head).map(|theirs| theirs.crc);
             if sum != Some(crc32fast::hash(&all[link.peer * len..][..len])) {
                 let reason = format!("its part of exchange {} has a wrong checksum at rank {rank}", head.seq);
-                return Err(RankError::Ended(self.fate.end(self.fate.make(
-                    link.peer,
-                    EndKind::Damaged,
-                    reason,
-                ))));
+                return Err(self.fate.blame(link.peer, EndKind::Damaged, reason));
             }
         }
         Ok(())
@@ -126,14 +120,14 @@ impl TcpComm {
         let (rank, peer) = (self.fate.rank, link.peer);
         let Some(theirs) = Head::decode(&link.head) else {
             let reason = format!("rank {rank} received no head in exchange {}", mine.seq);
-            return Err(RankError::Ended(self.fate.end(self.fate.make(peer, EndKind::Damaged, reason))));
+            return Err(self.fate.blame(peer, EndKind::Damaged, reason));
         };
         if (theirs.kind, theirs.seq, theirs.tag, theirs.len) == (mine.kind, mine.seq, mine.tag, mine.len) {
             return Ok(());
         }
         let say = |head: &Head| Doing::Exchange { seq: head.seq, tag: head.tag, bytes: head.len as usize };
         let reason = format!("rank {rank} is in {}, rank {peer} in {}", say(mine), say(&theirs));
-        Err(self.fate.out_of_step(peer, reason))
+        Err(self.fate.blame(peer, EndKind::OutOfStep, reason))
     }
 }
 

@@ -36,11 +36,7 @@ impl Control {
 
     pub(super) fn broadcast(&self, message: &[u8]) -> Result<(), RankError> {
         if message.len() > CONTROL_LIMIT {
-            return Err(RankError::TooLarge {
-                what: "a broadcast",
-                len: message.len(),
-                limit: CONTROL_LIMIT,
-            });
+            return Err(RankError::Call(too_large("a broadcast", message.len(), CONTROL_LIMIT)));
         }
         let mut wires = lock(&self.wires);
         let fault = self.begin(&mut wires)?;
@@ -68,9 +64,8 @@ impl Control {
         let limit = CONTROL_LIMIT / ranks;
         if mine.len() > limit {
             // The others already wait for this part.
-            let error = RankError::TooLarge { what: "a part of an agreement", len: mine.len(), limit };
-            let end = self.fate.make(self.fate.rank, EndKind::Failed, error.to_string());
-            return Err(RankError::Ended(self.fate.end(end)));
+            let reason = too_large(&format!("its part of agreement `{label}`"), mine.len(), limit);
+            return Err(self.fate.blame(self.fate.rank, EndKind::Failed, reason));
         }
         let mut wires = lock(&self.wires);
         let fault = self.begin(&mut wires)?;
@@ -179,13 +174,18 @@ impl Control {
 
     fn mismatch(&self, peer: usize, theirs: &str, doing: &Doing) -> RankError {
         let rank = self.fate.rank;
-        self.fate.out_of_step(peer, format!("rank {peer} is in {theirs}, rank {rank} in {doing}"))
+        let reason = format!("rank {peer} is in {theirs}, rank {rank} in {doing}");
+        self.fate.blame(peer, EndKind::OutOfStep, reason)
     }
 
     fn damaged(&self, peer: usize, what: &str) -> RankError {
         let reason = format!("rank {} received {what}", self.fate.rank);
-        RankError::Ended(self.fate.end(self.fate.make(peer, EndKind::Damaged, reason)))
+        self.fate.blame(peer, EndKind::Damaged, reason)
     }
+}
+
+fn too_large(what: &str, len: usize, limit: usize) -> String {
+    format!("{what} has {len} bytes, the limit is {limit}: send less at a time")
 }
 
 fn pack(parts: &[Vec<u8>]) -> Vec<u8> {

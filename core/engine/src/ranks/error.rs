@@ -1,9 +1,6 @@
 //! What can go wrong between ranks.
 
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -82,128 +79,26 @@ impl fmt::Display for Difference {
     }
 }
 
-/// An error of the ranks layer.
-#[derive(Debug, thiserror::Error)]
+/// An error of the ranks layer. Each text names the rank, what was found, what was expected and the mend.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RankError {
     /// The world has ended; every later call says the same.
     #[error("{0}")]
     Ended(End),
-    /// The address cannot be listened at.
-    #[error("rank {rank} cannot listen at {addr}: {source}; free the port or give another address")]
-    Listen {
-        /// This rank.
-        rank: usize,
-        /// The address.
-        addr: SocketAddr,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// The system refused what a rank needs for its connections.
-    #[error("rank {rank} cannot set up its connections: {source}")]
-    Setup {
-        /// This rank.
-        rank: usize,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// Another rank cannot be reached at the start.
-    #[error("rank {rank} of {ranks} cannot reach {peer} at {addr} within {} s: {reason}", timeout.as_secs_f32())]
-    Unreachable {
-        /// This rank.
-        rank: usize,
-        /// How many ranks this one was told of.
-        ranks: usize,
-        /// The rank asked for.
-        peer: String,
-        /// Its address.
-        addr: SocketAddr,
-        /// How long it was tried.
-        timeout: Duration,
-        /// What was seen.
-        reason: String,
-    },
-    /// The start was refused: another protocol, secret, number of ranks, or a rank twice.
+    /// The world did not come to be: an address, a secret, a number of ranks, a rank that is missing or twice, a process
+    /// that does not start or ended early.
     #[error("{0}")]
-    Refused(String),
-    /// Not all ranks came in time.
-    #[error("{missing} of {ranks} did not join at {addr} within {} s{strangers}", timeout.as_secs_f32())]
-    Absent {
-        /// The ranks that are missing.
-        missing: String,
-        /// How many ranks were to come.
-        ranks: usize,
-        /// Where they were to come.
-        addr: SocketAddr,
-        /// How long they were waited for.
-        timeout: Duration,
-        /// Callers that were turned away meanwhile.
-        strangers: String,
-    },
-    /// A message is longer than the limit; nothing was sent.
-    #[error("{what} of {len} bytes is over the limit of {limit} bytes; send less at a time")]
-    TooLarge {
-        /// What was to be sent.
-        what: &'static str,
-        /// Its length.
-        len: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The buffer for all parts has another size than ranks times one part; nothing was sent.
-    #[error("rank {rank} gathers {part} bytes from each of {ranks} ranks into {all} bytes, not {}", ranks * part)]
-    Size {
-        /// This rank.
-        rank: usize,
-        /// How many ranks there are.
-        ranks: usize,
-        /// Bytes of one part.
-        part: usize,
-        /// Bytes of the buffer.
-        all: usize,
-    },
-    /// A call that this rank may not make.
-    #[error("rank {rank} of {ranks} called {call}: {rule}")]
-    Misuse {
-        /// This rank.
-        rank: usize,
-        /// How many ranks there are.
-        ranks: usize,
-        /// The call.
-        call: &'static str,
-        /// What holds.
-        rule: &'static str,
-    },
-    /// The ranks do not have the same settings.
+    Start(String),
+    /// A call with a wrong size or by the wrong rank. Nothing was sent and the world goes on.
+    #[error("{0}")]
+    Call(String),
+    /// The ranks do not have the same settings; the same on every rank. The world goes on.
     #[error("the ranks differ in {}; {mend}", list(.differences))]
     Differ {
         /// Every line that is not the same on all ranks.
         differences: Vec<Difference>,
         /// What to do.
         mend: &'static str,
-    },
-    /// A rank's process could not be started.
-    #[error("cannot start rank {rank} ({exe}): {source}")]
-    Spawn {
-        /// The rank.
-        rank: usize,
-        /// The program.
-        exe: String,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// A rank's process ended too early.
-    #[error("rank {rank} of {ranks} (pid {pid}) ended with {status}{last}")]
-    ChildEnded {
-        /// The rank.
-        rank: usize,
-        /// How many ranks there are.
-        ranks: usize,
-        /// Its process.
-        pid: u32,
-        /// Exit code or signal.
-        status: String,
-        /// Its last words on standard error.
-        last: String,
     },
 }
 
@@ -220,7 +115,7 @@ impl RankError {
 fn list(differences: &[Difference]) -> String {
     let lines: Vec<String> = differences.iter().map(ToString::to_string).collect();
     match lines.as_slice() {
-        [one] => one.clone(),
-        many => format!("{} settings:\n  {}\n", many.len(), many.join("\n  ")),
+        [one] => format!("one setting: {one}"),
+        many => format!("{} settings: {}", many.len(), many.join("; ")),
     }
 }

@@ -112,7 +112,7 @@ impl Fate {
         lock(&self.state).end.is_some()
     }
 
-    pub(super) fn make(&self, rank: usize, kind: EndKind, reason: impl Into<String>) -> End {
+    fn make(&self, rank: usize, kind: EndKind, reason: impl Into<String>) -> End {
         let mut reason = reason.into();
         if reason.len() > REASON_LIMIT {
             let cut = (0..=REASON_LIMIT).rev().find(|&at| reason.is_char_boundary(at)).unwrap_or(0);
@@ -136,17 +136,19 @@ impl Fate {
         // The others hear the cause before they can see any socket of this rank close.
         self.tell(&Note::End(end.clone()));
         state.end = Some(end.clone());
-        self.shut(Shutdown::Both);
+        self.shut();
         self.changed.notify_all();
         let hooks = std::mem::take(&mut state.hooks);
         drop(state);
-        hooks.into_iter().for_each(|hook| hook(&end));
+        for hook in hooks {
+            hook(&end);
+        }
         end
     }
 
-    /// As [`Fate::end`], for a call that found the ranks out of step with `peer`.
-    pub(super) fn out_of_step(&self, peer: usize, reason: String) -> RankError {
-        RankError::Ended(self.end(self.make(peer, EndKind::OutOfStep, reason)))
+    /// Ends the world by `rank`'s doing; gives the error for the call that found it.
+    pub(super) fn blame(&self, rank: usize, kind: EndKind, reason: impl Into<String>) -> RankError {
+        RankError::Ended(self.end(self.make(rank, kind, reason)))
     }
 
     /// This rank leaves in good order.
@@ -155,7 +157,7 @@ impl Fate {
         if state.end.is_none() {
             self.tell(&Note::Bye { rank: self.rank });
             state.end = Some(self.left(self.rank));
-            self.shut(Shutdown::Both);
+            self.shut();
             self.changed.notify_all();
         }
     }
@@ -164,7 +166,7 @@ impl Fate {
     pub(super) fn vanish(&self, reason: &str) -> End {
         let mut state = lock(&self.state);
         let end = self.make(self.rank, EndKind::Died, reason);
-        self.shut(Shutdown::Both);
+        self.shut();
         for watcher in &self.watchers {
             let _ = lock(watcher).shutdown(Shutdown::Both);
         }
@@ -181,7 +183,9 @@ impl Fate {
         let hooks = if first { std::mem::take(&mut state.hooks) } else { Vec::new() };
         drop(state);
         let end = self.left(rank);
-        hooks.into_iter().for_each(|hook| hook(&end));
+        for hook in hooks {
+            hook(&end);
+        }
         first
     }
 
@@ -266,9 +270,9 @@ impl Fate {
         }
     }
 
-    fn shut(&self, how: Shutdown) {
+    fn shut(&self) {
         for stream in &self.streams {
-            let _ = stream.shutdown(how);
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -278,7 +282,7 @@ impl Fate {
         if state.end.is_none() {
             state.end = Some(self.make(self.rank, EndKind::Died, "its world was dropped without a goodbye"));
         }
-        self.shut(Shutdown::Both);
+        self.shut();
         for watcher in &self.watchers {
             let _ = lock(watcher).shutdown(Shutdown::Write);
         }

@@ -27,7 +27,7 @@ pub enum Fault {
     Die,
 }
 
-/// The faults of one rank. Empty, and without cost, outside tests.
+/// The faults of one rank; empty outside tests.
 #[derive(Debug, Default)]
 pub struct Faults(Mutex<Vec<(At, Fault)>>);
 

@@ -22,6 +22,7 @@ mod fate;
 mod faults;
 mod frame;
 mod hello;
+mod note;
 mod shared;
 mod spawn;
 #[cfg(test)]
@@ -39,7 +40,8 @@ pub use comm::TcpComm;
 pub use control::CONTROL_LIMIT;
 pub use error::{Difference, End, EndKind, RankError};
 pub use faults::{At, Fault, Faults};
-pub use hello::{Lead, PROTOCOL, Secret};
+pub use hello::{Lead, Secret};
+pub use note::PROTOCOL;
 pub use shared::SharedComm;
 pub use spawn::{Children, SECRET_ENV, spawn_local};
 pub use watch::{BEAT, SILENCE};
@@ -59,12 +61,9 @@ pub struct World {
 
 impl World {
     /// One rank alone: nothing is listened at, every agreement is its own.
-    ///
-    /// # Errors
-    /// [`RankError::Setup`]; does not happen without connections.
-    pub fn single() -> Result<Self, RankError> {
+    pub fn single() -> Self {
         let who = vec![format!("rank 0 of 1 (pid {})", std::process::id())];
-        Self::build(0, who, Vec::new(), Vec::new(), Vec::new())
+        Self::assemble(Fate::new(0, who, Vec::new(), Vec::new()), Vec::new(), Vec::new())
     }
 
     /// Rank 0: listens at `bind` and waits up to `timeout` for all others. [`Lead`] does it in two steps, for a port
@@ -84,7 +83,7 @@ impl World {
     /// A follower: joins rank 0 at `addr`, which may come up later, within `timeout`.
     ///
     /// # Errors
-    /// [`RankError::Unreachable`], [`RankError::Refused`] with rank 0's reason, [`RankError::Absent`].
+    /// [`RankError::Start`], with rank 0's reason if it refused.
     pub fn join(
         addr: SocketAddr,
         rank: usize,
@@ -93,8 +92,9 @@ impl World {
         timeout: Duration,
     ) -> Result<Self, RankError> {
         if rank == 0 || rank >= ranks {
-            let rule = "a follower's rank is at least 1 and below the number of ranks";
-            return Err(RankError::Misuse { rank, ranks, call: "join", rule });
+            return Err(RankError::Start(format!(
+                "rank {rank} of {ranks} cannot join: followers are rank 1 and up, below {ranks}"
+            )));
         }
         hello::join(addr, rank, ranks, secret, timeout)
     }
@@ -113,7 +113,7 @@ impl World {
             let join = move |rank| scope.spawn(move || Self::join(addr, rank, ranks, secret, TIMEOUT));
             let followers: Vec<_> = (1..ranks).map(join).collect();
             let lead = lead.world(ranks, secret, TIMEOUT, &mut || Ok(()));
-            let failed = |_| Err(RankError::Refused("a thread of World::local panicked".to_owned()));
+            let failed = |_| Err(RankError::Start("a thread of World::local panicked".to_owned()));
             let followers = followers.into_iter().map(|thread| thread.join().unwrap_or_else(failed));
             std::iter::once(lead).chain(followers).collect()
         })
@@ -133,21 +133,27 @@ impl World {
             stream.set_nonblocking(false)?;
             stream.try_clone()
         };
-        let setup = |source| RankError::Setup { rank, source };
-        let waited = control.iter().chain(data.iter().map(|(_, stream)| stream));
-        let streams = waited.map(clone).collect::<io::Result<Vec<_>>>().map_err(setup)?;
-        let watchers =
-            watch.iter().map(|(_, stream)| clone(stream)).collect::<io::Result<Vec<_>>>().map_err(setup)?;
-        let faults = Arc::new(Faults::default());
+        let connect = || {
+            let waited = control.iter().chain(data.iter().map(|(_, stream)| stream));
+            let streams = waited.map(clone).collect::<io::Result<Vec<_>>>()?;
+            let watchers = watch.iter().map(|(_, stream)| clone(stream)).collect::<io::Result<Vec<_>>>()?;
+            data.iter().try_for_each(|(_, stream)| stream.set_nonblocking(true))?;
+            Ok((watchers, streams))
+        };
+        let (watchers, streams) = connect().map_err(hello::setup(rank))?;
         let table = Arc::new(Table::new(who.len()));
-        let fate = Arc::new(Fate::new(rank, who, watchers, streams));
-        let comm = TcpComm::new(Arc::clone(&fate), Arc::clone(&faults), data).map_err(setup)?;
-        let control = Control::new(Arc::clone(&fate), Arc::clone(&faults), control);
-        let mut world = Self { fate, faults, control, comm: Arc::new(comm), watches: Vec::new() };
+        let mut world = Self::assemble(Fate::new(rank, who, watchers, streams), control, data);
         for (link, (peer, stream)) in watch.into_iter().enumerate() {
             world.watches.push(watch::start(&world.fate, &table, link, peer, stream)?);
         }
         Ok(world)
+    }
+
+    fn assemble(fate: Fate, control: Vec<TcpStream>, data: Vec<(usize, TcpStream)>) -> Self {
+        let (fate, faults) = (Arc::new(fate), Arc::new(Faults::default()));
+        let comm = Arc::new(TcpComm::new(Arc::clone(&fate), Arc::clone(&faults), data));
+        let control = Control::new(Arc::clone(&fate), Arc::clone(&faults), control);
+        Self { fate, faults, control, comm, watches: Vec::new() }
     }
 
     /// This rank.
@@ -178,7 +184,7 @@ impl World {
     /// Rank 0: sends a message of at most [`CONTROL_LIMIT`] bytes to every follower.
     ///
     /// # Errors
-    /// [`RankError::TooLarge`] before anything is sent, [`RankError::Misuse`] on a follower, [`RankError::Ended`].
+    /// [`RankError::Call`] before anything is sent: too long, or on a follower; [`RankError::Ended`].
     pub fn broadcast(&self, message: &[u8]) -> Result<(), RankError> {
         if !self.is_lead() {
             return Err(self.misuse("broadcast", "only rank 0 plans"));
@@ -189,7 +195,7 @@ impl World {
     /// A follower: sleeps until rank 0's next broadcast. `None`: rank 0 has said goodbye.
     ///
     /// # Errors
-    /// [`RankError::Misuse`] on rank 0, [`RankError::Ended`].
+    /// [`RankError::Call`] on rank 0, [`RankError::Ended`].
     pub fn receive(&self) -> Result<Option<Vec<u8>>, RankError> {
         if self.is_lead() {
             return Err(self.misuse("receive", "rank 0 sends the plans"));
@@ -210,7 +216,7 @@ impl World {
 
     /// This rank cannot go on: ends the world on every rank with this reason, and gives the error to return.
     pub fn fail(&self, reason: impl Into<String>) -> RankError {
-        RankError::Ended(self.fate.end(self.fate.make(self.rank(), EndKind::Failed, reason)))
+        self.fate.blame(self.rank(), EndKind::Failed, reason)
     }
 
     /// Leaves in good order: followers' [`World::receive`] gives `None` once they have read what was sent before.
@@ -224,7 +230,7 @@ impl World {
     }
 
     fn misuse(&self, call: &'static str, rule: &'static str) -> RankError {
-        RankError::Misuse { rank: self.rank(), ranks: self.ranks(), call, rule }
+        RankError::Call(format!("rank {} of {} called {call}: {rule}", self.rank(), self.ranks()))
     }
 }
 

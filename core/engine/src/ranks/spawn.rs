@@ -30,7 +30,7 @@ pub struct Children(Vec<Rank>);
 /// Their standard error goes to ours, line by line; a Ctrl-C in the terminal reaches rank 0 alone.
 ///
 /// # Errors
-/// [`RankError::Spawn`]; those already started are killed.
+/// [`RankError::Start`]; those already started are killed.
 pub fn spawn_local(
     exe: &Path,
     ranks: usize,
@@ -39,7 +39,8 @@ pub fn spawn_local(
 ) -> Result<Children, RankError> {
     let mut children = Children(Vec::new());
     for rank in 1..ranks {
-        let spawn = |source| RankError::Spawn { rank, exe: exe.display().to_string(), source };
+        let spawn =
+            |error| RankError::Start(format!("cannot start rank {rank} ({}): {error}", exe.display()));
         let mut child = Command::new(exe)
             .args(args_for(rank))
             .env(SECRET_ENV, secret.reveal())
@@ -78,28 +79,28 @@ impl Children {
     /// Fails when a child has ended.
     ///
     /// # Errors
-    /// [`RankError::ChildEnded`] with its status and its last line on standard error.
+    /// [`RankError::Start`] with its status and its last line on standard error.
     pub fn check(&mut self) -> Result<(), RankError> {
+        (1..=self.0.len()).find_map(|rank| self.ended(rank)).map_or(Ok(()), Err)
+    }
+
+    /// How the process of this rank ended, if it has.
+    pub fn ended(&mut self, rank: usize) -> Option<RankError> {
         let ranks = self.0.len() + 1;
-        for (rank, process) in (1..).zip(&mut self.0) {
-            let Ok(Some(status)) = process.child.try_wait() else { continue };
-            // All it wrote can be read now; a grandchild that still holds the pipe is not waited for.
-            let deadline = Instant::now() + Duration::from_millis(500);
-            while process.reader.as_ref().is_some_and(|reader| !reader.is_finished())
-                && Instant::now() < deadline
-            {
-                std::thread::sleep(Duration::from_millis(2));
-            }
-            let last = lock(&process.last).clone();
-            return Err(RankError::ChildEnded {
-                rank,
-                ranks,
-                pid: process.child.id(),
-                status: status.to_string(),
-                last: if last.is_empty() { String::new() } else { format!("; its last words: {last}") },
-            });
+        let process = self.0.get_mut(rank.checked_sub(1)?)?;
+        let status = process.child.try_wait().ok()??;
+        // All it wrote can be read now; a grandchild that still holds the pipe is not waited for.
+        let deadline = Instant::now() + Duration::from_millis(500);
+        while process.reader.as_ref().is_some_and(|reader| !reader.is_finished()) && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
+        let pid = process.child.id();
+        let last = match lock(&process.last).as_str() {
+            "" => String::new(),
+            last => format!("; its last words: {last}"),
+        };
+        Some(RankError::Start(format!("rank {rank} of {ranks} (pid {pid}) ended with {status}{last}")))
     }
 
     /// The process ids, from rank 1 up.

@@ -1,6 +1,6 @@
 //! Heartbeats: a thread a connection, apart from everything that computes or waits.
 
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -70,7 +70,7 @@ pub(super) fn start(
     };
     ready.and_then(|()| std::thread::Builder::new().name(name).spawn(run)).map_err(|error| {
         let reason = format!("cannot start the watch over rank {peer}: {error}");
-        RankError::Ended(fate.end(fate.make(fate.rank, EndKind::Failed, reason)))
+        fate.blame(fate.rank, EndKind::Failed, reason)
     })
 }
 
@@ -111,7 +111,7 @@ impl Watch<'_> {
                         return self.died(&format!("silent for {seconds} s (stopped, hung or cut off)"));
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if again(&error) => {}
                 Err(error) => return self.died(&format!("its connection failed ({error})")),
             }
         }
@@ -119,7 +119,7 @@ impl Watch<'_> {
 
     fn died(&self, reason: &str) {
         if !self.fate.has_parted(self.peer) {
-            self.fate.end(self.fate.make(self.peer, EndKind::Died, reason));
+            self.fate.blame(self.peer, EndKind::Died, reason);
         }
     }
 
@@ -167,8 +167,12 @@ impl Watch<'_> {
             f64::from(STUCK_ROUNDS) * BEAT.as_secs_f64(),
             list.join(", ")
         );
-        self.fate.end(self.fate.make(odd, EndKind::OutOfStep, reason));
+        self.fate.blame(odd, EndKind::OutOfStep, reason);
     }
+}
+
+fn again(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
 /// Closes the way out and reads to the other side's end, so that no reset overtakes the last note.
@@ -180,13 +184,43 @@ fn drain(mut stream: &TcpStream) {
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(_) => {}
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
-                ) => {}
+            Err(error) if again(&error) => {}
             Err(_) => break,
         }
     }
     let _ = stream.shutdown(Shutdown::Both);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(moved: u64, doing: &str) -> (u64, String) {
+        (moved, doing.to_owned())
+    }
+
+    /// Rounds of beats from two followers until they count as stuck.
+    fn rounds(beat: impl Fn(usize, u64) -> Option<(u64, String)>) -> Option<u64> {
+        let table = Table::new(3);
+        (0..20).find(|&round| {
+            [1, 2].into_iter().any(|rank| {
+                let own = beat(0, round).unwrap_or_default();
+                beat(rank, round).is_some_and(|theirs| table.beat(rank, theirs, own).is_some())
+            })
+        })
+    }
+
+    #[test]
+    fn ranks_are_stuck_only_if_all_wait_unmoved_and_live() {
+        let wait = |_, _| Some(state(5, "exchange"));
+        assert_eq!(rounds(wait), Some(u64::from(STUCK_ROUNDS)), "the first round only shows the state");
+        let busy = |rank, _| Some(state(5, if rank == 2 { "" } else { "exchange" }));
+        assert_eq!(rounds(busy), None, "a rank that computes will come");
+        let lead_busy = |rank, _| Some(state(5, if rank == 0 { "" } else { "exchange" }));
+        assert_eq!(rounds(lead_busy), None, "rank 0 computes");
+        let slow = |rank, round| Some(state(if rank == 1 { round / 4 } else { 5 }, "exchange"));
+        assert_eq!(rounds(slow), None, "a transfer gets on now and then");
+        let silent = |rank, round| (rank != 2 || round < 4).then(|| state(5, "exchange"));
+        assert_eq!(rounds(silent), None, "a stopped rank is for the watch over silence");
+    }
 }
