@@ -43,14 +43,24 @@ fn canvases_and_patches_are_the_goldens_bit_for_bit() {
             assert!(canvas == interleave(golden.data()), "image {i}, {name}");
         }
         let patches = settings.patches(rgb.data(), height, width, PLENTY).unwrap();
-        let grid: Vec<i32> =
-            bytemuck::pod_collect_to_vec(goldens.tensor(&format!("image.{i}.grid_thw")).unwrap().data());
+        let grid: Vec<i32> = goldens
+            .tensor(&format!("image.{i}.grid_thw"))
+            .unwrap()
+            .data()
+            .chunks_exact(4)
+            .map(|b| i32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
         assert_eq!(
             [patches.grid.0, patches.grid.1, patches.grid.2],
             [grid[0], grid[1], grid[2]].map(|v| v as usize)
         );
-        let golden: Vec<f32> =
-            bytemuck::pod_collect_to_vec(goldens.tensor(&format!("image.{i}.pixel_values")).unwrap().data());
+        let golden: Vec<f32> = goldens
+            .tensor(&format!("image.{i}.pixel_values"))
+            .unwrap()
+            .data()
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect();
         assert_eq!(patches.values.len(), golden.len());
         let differ = patches.values.iter().zip(&golden).position(|(a, b)| a.to_bits() != b.to_bits());
         assert_eq!(differ.map(|at| (at, patches.values[at], golden[at])), None, "image {i}");
