@@ -207,7 +207,7 @@ fn table() -> BTreeSet<String> {
 /// The map's text with one piece replaced.
 fn planted(from: &str, to: &str) -> Map {
     assert!(TEXT.contains(from), "the map no longer contains {from:?}: plant this fault elsewhere");
-    Map::parse(&TEXT.replacen(from, to, 1)).unwrap()
+    Map::parse(&TEXT.replacen(from, to, 1)).unwrap_or_else(|error| panic!("{from} -> {to}: {error}"))
 }
 
 #[test]
@@ -293,6 +293,16 @@ fn faults_are_found() {
             "0390: shown as SameBits, but a claim is NewArithmetic",
         ),
         ("extends = [\"0004\"]", "extends = [\"0060\"]", "wait for each other by requires, extends and over"),
+        (
+            "knob = \"0620.fixes\"",
+            "knob = \"0500.enabled\"",
+            "0690: extends knob `0500.enabled` of a plugin that it neither requires nor extends",
+        ),
+        (
+            "choices = [\"q8\"] }",
+            "choices = [\"q4\"] }",
+            "0470: `0001.nonexpert` has one of these choices already",
+        ),
         ("holes = [\"claims\"]", "holes = [\"claim\"]", "hole `claim` is not described"),
     ];
     for (from, to, expected) in faults {

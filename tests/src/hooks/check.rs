@@ -123,7 +123,7 @@ fn references(map: &Map, found: &mut Vec<String>) {
         }
         for name in &entry.points {
             if !POINTS.iter().any(|point| point.name == name) {
-                found.push(format!("{}: `{name}` is no hook point of the design", entry.id));
+                found.push(format!("{}: `{name}` is no hook point", entry.id));
             }
         }
         for by in &entry.by_name {
@@ -212,19 +212,17 @@ fn knobs(map: &Map, found: &mut Vec<String>) {
                 found.push(format!("{}: extends knob `{}`, which nobody owns", entry.id, extension.knob));
                 continue;
             };
-            if !owner.title.is_empty()
-                || entry.requires.contains(&owner.id)
+            let known = !owner.title.is_empty()
                 || entry.extends.contains(&owner.id)
-            {
-                if extension.choices.iter().any(|choice| knob.choices.contains(choice)) {
-                    found
-                        .push(format!("{}: `{}` has one of these choices already", entry.id, extension.knob));
-                }
-            } else {
+                || closure(map, entry).contains(owner.id.as_str());
+            if !known {
                 found.push(format!(
                     "{}: extends knob `{}` of a plugin that it neither requires nor extends",
                     entry.id, extension.knob
                 ));
+            }
+            if extension.choices.iter().any(|choice| knob.choices.contains(choice)) {
+                found.push(format!("{}: `{}` has one of these choices already", entry.id, extension.knob));
             }
             let wider = matches!(extension.scope, Some(Scope::Both | Scope::Request));
             if wider && (extension.fold.is_none() || extension.request_key.is_none()) {

@@ -34,7 +34,12 @@ fn cell(text: &str) -> String {
 }
 
 fn phases(phases: &[Phase]) -> String {
-    phases.iter().map(|phase| format!("{phase:?}")).collect()
+    let letter = |phase: &Phase| match phase {
+        Phase::W => 'W',
+        Phase::D => 'D',
+        Phase::P => 'P',
+    };
+    phases.iter().map(letter).collect()
 }
 
 /// The readable map.
