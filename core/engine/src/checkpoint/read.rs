@@ -274,7 +274,7 @@ fn width(dtype: Dtype) -> usize {
 
 /// Values of the 256 codes of E4M3 without infinities: sign, four bits of exponent (bias 7), three of mantissa; all
 /// ones is NaN.
-static E4M3: [f32; 256] = {
+pub(super) static E4M3: [f32; 256] = {
     let mut table = [0f32; 256];
     let mut code = 0;
     while code < 256 {

@@ -10,7 +10,7 @@ pub(crate) mod fields;
 mod layers;
 pub(crate) mod parse;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::path::Path;
 
