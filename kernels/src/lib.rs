@@ -1,3 +1,9 @@
 //! Reference operations of glm5_next.
 
+// A kernel is compiled once for every instruction set; a helper that is not inlined into it would be compiled for the
+// baseline only.
+#![allow(clippy::inline_always)]
+// Loops over lanes index several fixed-size arrays at once.
+#![allow(clippy::needless_range_loop)]
+
 pub mod cpu;

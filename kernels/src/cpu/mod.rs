@@ -2,11 +2,10 @@
 
 pub mod exl3;
 pub mod math;
+mod ops;
 mod par;
 pub mod rows;
 mod simd;
 
-/// The reference provider of every operation.
-pub fn reference() -> Vec<Box<dyn plugfold_abi::Provider>> {
-    Vec::new()
-}
+pub use ops::reference;
+pub use par::threads;

@@ -1,0 +1,101 @@
+//! Latent attention in per-head form: `mla.write`, `mla.dense`, `mla.sparse`.
+
+use plugfold_abi::{Addressing, OpError};
+
+use super::operands::{Cache, Operands, Sequence};
+use crate::cpu::math::dense::matmul;
+use crate::cpu::math::mla::{Keys, Shape, attention};
+use crate::cpu::rows::{Rows, RowsMut};
+
+/// From this many rows on a sequence's latents are expanded straight into its cache rows; the latents of shorter ones
+/// are expanded together, so that the weight is read once for all of them.
+const ALONE: usize = 32;
+
+struct Layer<'c> {
+    shape: Shape,
+    rank: usize,
+    cache: Cache<'c>,
+}
+
+fn layer<'c>(o: &Operands<'c>) -> Result<Layer<'c>, OpError> {
+    let shape = Shape { heads: o.size(0, "H")?, key: o.size(1, "d")?, value: o.size(2, "v")? };
+    let cache = o.cache(0, "mla.kv", shape.row_len(), Addressing::Linear)?;
+    Ok(Layer { shape, rank: o.size(3, "r")?, cache })
+}
+
+pub(super) fn write(o: &Operands<'_>) -> Result<(), OpError> {
+    let Layer { shape, rank, cache } = layer(o)?;
+    let latent = o.input::<f32>(0, "latent", o.rows(), rank)?;
+    let w = o.matrix(0, "mla.kv_b", shape.row_len(), rank)?;
+    let (alone, together): (Vec<Sequence>, Vec<Sequence>) =
+        o.sequences()?.into_iter().partition(|s| s.rows.len() >= ALONE);
+    for s in alone {
+        // SAFETY: the rows of this call's sequences are this call's alone.
+        let out = unsafe { cache.write(s.at, s.start, s.rows.len())? };
+        matmul(latent.range(s.rows.start, s.rows.len()), w, None, out);
+    }
+    let rows: Vec<usize> = together.iter().flat_map(|s| s.rows.clone()).collect();
+    let gathered: Vec<f32> = rows.iter().flat_map(|r| latent.row(*r)).copied().collect();
+    let mut expanded = vec![0.0; rows.len() * shape.row_len()];
+    matmul(Rows::new(&gathered, rank), w, None, RowsMut::new(&mut expanded, shape.row_len()));
+    let mut src = expanded.chunks_exact(shape.row_len());
+    for s in together {
+        // SAFETY: as above.
+        let mut out = unsafe { cache.write(s.at, s.start, s.rows.len())? };
+        for (r, src) in (0..s.rows.len()).zip(&mut src) {
+            out.row_mut(r).copy_from_slice(src);
+        }
+    }
+    Ok(())
+}
+
+/// Runs attention sequence by sequence; `keys(row of the call, position)` are a row's keys.
+fn attend<'c>(
+    o: &Operands<'c>,
+    keys: impl Fn(usize, usize) -> Result<Keys<'c>, OpError>,
+) -> Result<(), OpError> {
+    let Layer { shape, cache, .. } = layer(o)?;
+    let q = o.input::<f32>(0, "q", o.rows(), shape.heads * shape.key)?;
+    let mut rest = o.output::<f32>(0, "rows", o.rows(), shape.heads * shape.value)?;
+    let mut done = 0;
+    for s in o.sequences()? {
+        let (_, after) = rest.split_rows_at(s.rows.start - done);
+        let (out, after) = after.split_rows_at(s.rows.len());
+        (rest, done) = (after, s.rows.end);
+        // SAFETY: rows up to the call's own were written by earlier calls; nothing writes them during this one.
+        let kv = unsafe { cache.read(s.at, 0, s.start + s.rows.len())? };
+        let keys = s
+            .rows
+            .clone()
+            .enumerate()
+            .map(|(i, row)| keys(row, s.start + i))
+            .collect::<Result<Vec<_>, _>>()?;
+        attention(q.range(s.rows.start, s.rows.len()), kv, shape, |r| keys[r], o.param(0), out);
+    }
+    Ok(())
+}
+
+pub(super) fn dense(o: &Operands<'_>) -> Result<(), OpError> {
+    attend(o, |_, position| Ok(Keys::Below(position + 1)))
+}
+
+pub(super) fn sparse(o: &Operands<'_>) -> Result<(), OpError> {
+    let longest = o.size(4, "L")?;
+    let lists = o.input::<i32>(1, "lists", o.rows(), longest)?;
+    let counts = o.input::<i32>(2, "counts", o.rows(), 1)?;
+    attend(o, |row, position| {
+        let count = counts.row(row)[0];
+        if count < 1 || count as usize > longest {
+            return Err(o.error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
+        }
+        let list = &lists.row(row)[..count as usize];
+        let ascending = list.windows(2).all(|w| w[0] < w[1]);
+        let (first, last) = (list[0], list[list.len() - 1]);
+        if !ascending || first < 0 || last as usize > position {
+            return Err(o.error(&format!(
+                "the keys {first}..={last} of row {row} must ascend from 0 or more to at most its position {position}"
+            )));
+        }
+        Ok(Keys::Listed(list))
+    })
+}

@@ -1,0 +1,130 @@
+//! The reference provider of every operation of the table in [`plugfold_abi::ops`].
+//!
+//! Each operation is a row of a table here and one function in a file of its family; the function checks its operands
+//! ([`operands`]) and calls the mathematics.
+
+mod attention;
+mod comm;
+mod embed;
+mod experts;
+mod hyper;
+mod index;
+mod kda;
+mod operands;
+mod plain;
+mod sample;
+
+#[cfg(test)]
+mod tests;
+
+use plugfold_abi::{
+    Addressing, Below, Bits, Call, Claim, Granted, MAX_WEIGHTS, OpError, Plan, Provider, Query, formats,
+};
+
+use operands::Operands;
+
+/// Name of the arithmetic of all reference operations: changes whenever a bit of any of them may.
+const BITS: &str = "ref.cpu.1";
+
+/// What a weight operand has to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// A vector or small matrix in f32.
+    Plain,
+    /// The same, or nothing.
+    MaybePlain,
+    /// Rows that are looked up.
+    Rows,
+    /// Panels of 16 outputs.
+    Panels,
+}
+
+impl Kind {
+    fn takes(self, format: &str) -> bool {
+        match self {
+            Kind::Plain => format == formats::PLAIN_F32,
+            Kind::MaybePlain => format.is_empty() || format == formats::PLAIN_F32,
+            Kind::Rows => [formats::ROWS_BF16, formats::ROWS_F32].contains(&format),
+            Kind::Panels => [formats::PANEL16_BF16, formats::PANEL16_F32].contains(&format),
+        }
+    }
+}
+
+/// One operation.
+struct Reference {
+    op: &'static str,
+    weights: &'static [Kind],
+    caches: Option<Addressing>,
+    run: fn(&Operands<'_>) -> Result<(), OpError>,
+}
+
+impl Provider for Reference {
+    fn op(&self) -> &str {
+        self.op
+    }
+
+    fn owner(&self) -> &'static str {
+        "ref"
+    }
+
+    fn claim(&self, query: &Query<'_>) -> Claim {
+        let weights = (0..MAX_WEIGHTS).all(|i| {
+            let format = query.weight_formats[i].get_str();
+            self.weights.get(i).map_or(format.is_empty(), |kind| kind.takes(format))
+        });
+        let caches = match self.caches {
+            Some(addressing) => {
+                query.cache_format.get_str() == operands::CACHE_FORMAT && query.addressing == addressing
+            }
+            None => query.cache_format.is_empty(),
+        };
+        if query.op.get_str() == self.op && query.device_class.get_str() == "cpu" && weights && caches {
+            Claim::Yes(Granted { bits: Bits::Own(BITS.to_owned()), plan: [0; 64] })
+        } else {
+            Claim::No
+        }
+    }
+
+    fn run(&self, call: &Call<'_>, _plan: &Plan, _below: &dyn Below) -> Result<(), OpError> {
+        (self.run)(&Operands::new(self.op, call)?)
+    }
+}
+
+/// The reference provider of every operation.
+pub fn reference() -> Vec<Box<dyn Provider>> {
+    use Kind::{MaybePlain, Panels, Plain, Rows};
+    const STATE: Option<Addressing> = Some(Addressing::State);
+    const LINEAR: Option<Addressing> = Some(Addressing::Linear);
+    let table = [
+        Reference { op: "embed", weights: &[Rows], caches: None, run: embed::embed },
+        Reference { op: "hc.dots", weights: &[Panels], caches: None, run: hyper::dots },
+        Reference { op: "hc.finish", weights: &[Plain, Plain, Plain], caches: None, run: hyper::finish },
+        Reference { op: "hc.post", weights: &[], caches: None, run: hyper::post },
+        Reference { op: "dense", weights: &[Panels, MaybePlain], caches: None, run: plain::dense },
+        Reference { op: "norm", weights: &[Plain], caches: None, run: plain::norm },
+        Reference { op: "kda.mix", weights: &[Plain, Plain, Plain, Plain], caches: STATE, run: kda::mix },
+        Reference { op: "kda.commit", weights: &[], caches: STATE, run: kda::commit },
+        Reference { op: "mla.write", weights: &[Panels], caches: LINEAR, run: attention::write },
+        Reference { op: "mla.dense", weights: &[], caches: LINEAR, run: attention::dense },
+        Reference { op: "mla.sparse", weights: &[], caches: LINEAR, run: attention::sparse },
+        Reference { op: "idx.write", weights: &[Plain, Plain, Plain], caches: LINEAR, run: index::write },
+        Reference { op: "idx.select", weights: &[], caches: LINEAR, run: index::select },
+        Reference { op: "moe.logits", weights: &[Panels], caches: None, run: experts::logits },
+        Reference { op: "moe.pick", weights: &[Plain], caches: None, run: experts::pick },
+        Reference { op: "moe.group", weights: &[], caches: None, run: experts::group },
+        Reference { op: "moe.up", weights: &[Panels], caches: None, run: experts::up },
+        Reference { op: "moe.act", weights: &[], caches: None, run: experts::act },
+        Reference { op: "moe.down", weights: &[Panels], caches: None, run: experts::down },
+        Reference { op: "moe.combine", weights: &[], caches: None, run: experts::combine },
+        Reference { op: "mlp.act", weights: &[], caches: None, run: plain::act },
+        Reference { op: "comm.sum", weights: &[], caches: None, run: comm::sum },
+        Reference { op: "residual", weights: &[], caches: None, run: plain::residual },
+        Reference { op: "tap", weights: &[], caches: None, run: plain::tap },
+        Reference { op: "final", weights: &[Plain], caches: None, run: plain::last },
+        Reference { op: "rows.pick", weights: &[], caches: None, run: plain::pick },
+        Reference { op: "mtp.in", weights: &[Rows, Plain, Plain], caches: None, run: embed::mtp_in },
+        Reference { op: "head", weights: &[Panels], caches: None, run: plain::head },
+        Reference { op: "sample.candidates", weights: &[], caches: None, run: sample::candidates },
+    ];
+    table.into_iter().map(|r| Box::new(r) as Box<dyn Provider>).collect()
+}
