@@ -1,0 +1,280 @@
+//! What all requests share: the engine, the text model, settings and running totals.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use plugfold_engine::service::Service;
+use serde::{Deserialize, Serialize};
+
+use super::error::ApiError;
+use super::limits::{Limits, seconds};
+use crate::text::TextModel;
+
+/// Names of the reply fields that carry reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum ReasoningFields {
+    /// `reasoning` and `reasoning_content`, the same text in each.
+    #[default]
+    Both,
+    /// `reasoning` alone.
+    Reasoning,
+    /// `reasoning_content` alone.
+    ReasoningContent,
+}
+
+impl ReasoningFields {
+    /// The fields, in the order they are written.
+    pub fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Both => &["reasoning", "reasoning_content"],
+            Self::Reasoning => &["reasoning"],
+            Self::ReasoningContent => &["reasoning_content"],
+        }
+    }
+}
+
+/// The effort that thinking requests get which name none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DefaultEffort {
+    /// Little reasoning.
+    Low,
+    /// Much.
+    High,
+    /// As much as the model likes.
+    Max,
+}
+
+impl DefaultEffort {
+    /// The value the template gets.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::High => "high",
+            Self::Max => "max",
+        }
+    }
+}
+
+/// What happens to the reasoning of earlier turns when a request does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum ClearThinking {
+    /// The template decides.
+    #[default]
+    Template,
+    /// Left out of the prompt.
+    Drop,
+    /// Kept in the prompt.
+    Keep,
+}
+
+/// When `/health` turns 503.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum HealthMode {
+    /// Never.
+    #[default]
+    Basic,
+    /// When the engine has failed or a request stalls; new requests are refused after a failure.
+    Strict,
+}
+
+/// Settings of the HTTP layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HttpSettings {
+    /// The model's name in replies.
+    pub served_name: String,
+    /// Most tokens of a reply when the request names no budget.
+    pub max_tokens: usize,
+    /// Where reasoning is sent.
+    pub reasoning_fields: ReasoningFields,
+    /// Whether top-level `reasoning_effort` is read.
+    pub effort_field: bool,
+    /// Effort of thinking requests that name none; without it the template's own.
+    pub default_effort: Option<DefaultEffort>,
+    /// Reasoning of earlier turns.
+    pub clear_thinking: ClearThinking,
+    /// When `/health` turns 503.
+    pub health: HealthMode,
+    /// Seconds without a token after which a request counts as stalled; 0: never.
+    pub stall_s: f64,
+    /// Prompt tokens a second that a stalled-request check allows for before the first token.
+    pub stall_prefill_tps: f64,
+    /// Bounds on what clients can make the server hold.
+    pub limits: Limits,
+}
+
+impl HttpSettings {
+    /// Defaults for a model served under a name.
+    pub fn new(served_name: impl Into<String>) -> Self {
+        Self {
+            served_name: served_name.into(),
+            max_tokens: 4096,
+            reasoning_fields: ReasoningFields::default(),
+            effort_field: true,
+            default_effort: None,
+            clear_thinking: ClearThinking::default(),
+            health: HealthMode::default(),
+            stall_s: 0.0,
+            stall_prefill_tps: 200.0,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// What all requests share.
+pub struct App {
+    /// Takes requests.
+    pub service: Arc<dyn Service>,
+    /// Tokenizer and template.
+    pub text: Arc<TextModel>,
+    /// Settings.
+    pub settings: HttpSettings,
+    /// Start time.
+    pub started: SystemTime,
+    /// Permits to prepare text.
+    pub(super) text_workers: Arc<tokio::sync::Semaphore>,
+    clock: Instant,
+    running: Mutex<HashMap<u64, Arc<Running>>>,
+    next: AtomicU64,
+    active_ms: AtomicU64,
+    /// Requests that were refused.
+    pub rejected: AtomicU64,
+}
+
+/// One request inside the server.
+pub struct Running {
+    since: Instant,
+    prompt: usize,
+    /// Milliseconds of the app's clock at the last token; the start while there is none.
+    heard_ms: AtomicU64,
+    /// Tokens so far.
+    tokens: AtomicUsize,
+}
+
+/// A request that has not given a token for longer than it may.
+pub struct Stall {
+    /// Prompt tokens.
+    pub prompt: usize,
+    /// Seconds since its last token.
+    pub quiet_s: f64,
+    /// Seconds it may be quiet.
+    pub allowed_s: f64,
+}
+
+impl App {
+    /// Puts the parts together.
+    pub fn new(service: Arc<dyn Service>, text: Arc<TextModel>, settings: HttpSettings) -> Self {
+        let workers = settings.limits.text_workers.max(1);
+        Self {
+            service,
+            text,
+            settings,
+            started: SystemTime::now(),
+            text_workers: Arc::new(tokio::sync::Semaphore::new(workers)),
+            clock: Instant::now(),
+            running: Mutex::default(),
+            next: AtomicU64::new(0),
+            active_ms: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+        }
+    }
+
+    /// Start time in unix seconds.
+    pub fn created(&self) -> u64 {
+        self.started.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.clock.elapsed().as_millis() as u64
+    }
+
+    /// Seconds since the start, and since the last activity.
+    pub fn uptime(&self) -> (f64, f64) {
+        let now = self.clock.elapsed().as_secs_f64();
+        (now, now - self.active_ms.load(Ordering::Relaxed) as f64 / 1e3)
+    }
+
+    /// Counts a request in until the guard is dropped.
+    pub fn enter(self: &Arc<Self>, prompt: usize) -> Guard {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let now = self.now_ms();
+        self.active_ms.store(now, Ordering::Relaxed);
+        let running = Arc::new(Running {
+            since: Instant::now(),
+            prompt,
+            heard_ms: AtomicU64::new(now),
+            tokens: AtomicUsize::new(0),
+        });
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&running));
+        Guard { app: Arc::clone(self), number, running }
+    }
+
+    /// Requests inside the server and the age of the oldest.
+    pub fn inside(&self) -> (usize, f64) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = running.values().map(|r| r.since.elapsed()).max().unwrap_or(Duration::ZERO);
+        (running.len(), oldest.as_secs_f64())
+    }
+
+    /// Requests that have been quiet for too long.
+    pub fn stalls(&self) -> Vec<Stall> {
+        let stall = self.settings.stall_s;
+        if seconds(stall).is_zero() {
+            return Vec::new();
+        }
+        let now = self.now_ms();
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let stalls = running.values().filter_map(|request| {
+            let quiet_s = now.saturating_sub(request.heard_ms.load(Ordering::Relaxed)) as f64 / 1e3;
+            let first = request.tokens.load(Ordering::Relaxed) == 0;
+            let prefill =
+                if first { request.prompt as f64 / self.settings.stall_prefill_tps.max(1e-3) } else { 0.0 };
+            let allowed_s = stall + prefill;
+            (quiet_s > allowed_s).then_some(Stall { prompt: request.prompt, quiet_s, allowed_s })
+        });
+        stalls.collect()
+    }
+
+    /// Refuses new completions once the engine has failed, in strict health mode.
+    ///
+    /// # Errors
+    /// 503 with the engine's reason.
+    pub fn refuse_when_failed(&self) -> Result<(), ApiError> {
+        match self.service.stats().fatal {
+            Some(reason) if self.settings.health == HealthMode::Strict => {
+                Err(ApiError::unavailable(format!("the engine has failed and takes no requests: {reason}")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Keeps a request counted among those inside.
+pub struct Guard {
+    app: Arc<App>,
+    number: u64,
+    running: Arc<Running>,
+}
+
+impl Guard {
+    /// Notes that tokens arrived.
+    pub fn heard(&self, tokens: usize) {
+        let now = self.app.now_ms();
+        self.running.tokens.fetch_add(tokens, Ordering::Relaxed);
+        self.running.heard_ms.store(now, Ordering::Relaxed);
+        self.app.active_ms.store(now, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.app.active_ms.store(self.app.now_ms(), Ordering::Relaxed);
+        self.app.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}

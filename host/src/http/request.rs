@@ -1,0 +1,495 @@
+//! A completion request: from the JSON body to what the engine and the reply need.
+//!
+//! The checks run in the contract's order, all before the first byte of a reply.
+
+use plugfold_engine::service::{Request, Sampling};
+use serde_json::{Map, Value, json};
+
+use super::app::{App, ClearThinking};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::policy::{self, Policy};
+use crate::reply::stop::StopStrings;
+use crate::reply::tools::ToolSpec;
+use crate::text::ChatRequest;
+
+/// The two kinds of completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `/chat/completions`.
+    Chat,
+    /// `/completions`.
+    Text,
+}
+
+/// A checked request, ready to be submitted.
+pub struct Job {
+    /// Which form the reply takes.
+    pub kind: Kind,
+    /// What the engine gets.
+    pub request: Request,
+    /// Stop strings of the visible answer.
+    pub stops: StopStrings,
+    /// Offered tools; empty: call markup is text.
+    pub tools: Vec<ToolSpec>,
+    /// More than one call may be in a reply.
+    pub parallel: bool,
+    /// The prompt ends in an open think block.
+    pub thinking: bool,
+    /// The reply is streamed.
+    pub stream: bool,
+    /// The last event of a stream carries `usage`.
+    pub include_usage: bool,
+    /// The reply lists its token ids.
+    pub return_ids: bool,
+    /// The draft policy in force.
+    pub policy: Policy,
+    /// Fields that ask for something this server does not do, named in the reply.
+    pub ignored: Vec<&'static str>,
+}
+
+/// Output formats that need the grammar feature, which this server does not have.
+const GRAMMAR_FIELDS: [&str; 6] = [
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structured_outputs",
+];
+
+/// Reads a completion request.
+///
+/// # Errors
+/// What the client is told: 400 for anything malformed, 503 when the engine has failed.
+pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiError> {
+    let fields = Fields(&body);
+    let model = fields.string("model")?;
+
+    // 1 and 2: what decides the prompt's shape. 3: everything else of the body.
+    let effort = if kind == Kind::Chat { effort(app, &fields)? } else { None };
+    let choice = if kind == Kind::Chat { tools(app, &fields)? } else { Choice::default() };
+    let policy = policy(&fields, model)?;
+    if kind == Kind::Chat {
+        messages(app, &fields)?;
+    }
+    let stops = stop_strings(app, &fields)?;
+    let kwargs = if kind == Kind::Chat { fields.object("chat_template_kwargs")?.cloned() } else { None };
+    let sampling = sampling(&fields)?;
+    let budget = budget(&fields)?;
+    let stream = fields.boolean("stream")?.unwrap_or(false);
+    let include_usage = match fields.object("stream_options")? {
+        Some(options) => Fields(options).boolean("include_usage")?.unwrap_or(false),
+        None => false,
+    };
+    let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
+    let return_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
+    fields.string("priority").or_else(|error| fields.integer("priority").map(|_| None).map_err(|_| error))?;
+    let raw = if kind == Kind::Text { prompt_ids(app, &fields)? } else { Vec::new() };
+    counts(&fields)?;
+    knobs(&fields)?;
+    unused(app, &fields)?;
+    let ignored = GRAMMAR_FIELDS
+        .into_iter()
+        .filter(|name| fields.get(name).is_some_and(|value| value["type"] != "text"))
+        .collect();
+
+    // The prompt of a chat is rendered last: it is the dearest step.
+    let Choice { offered, specs, parallel } = choice;
+    let (ids, thinking) = match kind {
+        Kind::Text => (raw, false),
+        Kind::Chat => {
+            let prompt = app.text.encode_chat(chat(app, &fields, kwargs, effort, offered)?)?;
+            let thinking = app.text.thinking_is_open(&prompt.ids);
+            (prompt.ids, thinking)
+        }
+    };
+    let max_tokens = context(app, kind, ids.len(), budget)?;
+    app.refuse_when_failed()?;
+    let request = Request {
+        ids,
+        attachments: Vec::new(),
+        sampling,
+        max_tokens,
+        stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
+        draft: policy.drafts(),
+    };
+    Ok(Job {
+        kind,
+        request,
+        stops,
+        tools: specs,
+        parallel,
+        thinking,
+        stream,
+        include_usage,
+        return_ids,
+        policy,
+        ignored,
+    })
+}
+
+/// The prompt ids of a `/tokenize` request.
+///
+/// # Errors
+/// What the client is told.
+pub fn tokenize(app: &App, body: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+    let fields = Fields(body);
+    if fields.get("messages").is_some() {
+        let effort = effort(app, &fields)?;
+        let choice = tools(app, &fields)?;
+        messages(app, &fields)?;
+        let kwargs = fields.object("chat_template_kwargs")?.cloned();
+        let prompt = app.text.encode_chat(chat(app, &fields, kwargs, effort, choice.offered)?)?;
+        return Ok(prompt.ids);
+    }
+    match fields.get("prompt") {
+        Some(Value::String(text)) => {
+            size(app, "prompt", text.len())?;
+            Ok(app.text.tokenizer.encode(text)?)
+        }
+        Some(_) => Err(ApiError::field("prompt", "must be a string")),
+        None => Err(ApiError::invalid("give a prompt or messages to tokenize").with_param("prompt")),
+    }
+}
+
+/// What top-level `reasoning_effort` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    Off,
+    Named(&'static str),
+}
+
+fn effort(app: &App, fields: &Fields) -> Result<Option<Effort>, ApiError> {
+    if !app.settings.effort_field {
+        return Ok(None);
+    }
+    let Some(value) = fields.get("reasoning_effort") else { return Ok(None) };
+    match value.as_str() {
+        Some("none" | "minimal") => Ok(Some(Effort::Off)),
+        Some("low") => Ok(Some(Effort::Named("low"))),
+        Some("medium" | "high") => Ok(Some(Effort::Named("high"))),
+        Some("xhigh" | "max") => Ok(Some(Effort::Named("max"))),
+        _ => Err(ApiError::field(
+            "reasoning_effort",
+            "must be one of none, minimal, low, medium, high, xhigh, max",
+        )),
+    }
+}
+
+/// The tools a request offers, after `tool_choice`.
+#[derive(Default)]
+struct Choice {
+    /// As the template gets them.
+    offered: Vec<Value>,
+    /// As the reply parser gets them.
+    specs: Vec<ToolSpec>,
+    parallel: bool,
+}
+
+fn tools(app: &App, fields: &Fields) -> Result<Choice, ApiError> {
+    let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
+    let mut offered = fields.list("tools", app.settings.limits.tools)?.unwrap_or_default().to_vec();
+    let mut specs = Vec::with_capacity(offered.len());
+    for (at, tool) in offered.iter().enumerate() {
+        let function = if tool["function"].is_object() { &tool["function"] } else { tool };
+        let Some(name) = function["name"].as_str().filter(|name| !name.is_empty()) else {
+            return Err(
+                ApiError::invalid(format!("tools[{at}] must be a function with a name")).with_param("tools")
+            );
+        };
+        if !matches!(function["parameters"], Value::Null | Value::Object(_)) {
+            return Err(ApiError::invalid(format!("tools[{at}].function.parameters must be an object"))
+                .with_param("tools"));
+        }
+        specs.push(ToolSpec { name: name.to_owned(), parameters: function["parameters"].clone() });
+    }
+    match fields.get("tool_choice") {
+        None => {}
+        Some(Value::String(choice)) => match choice.as_str() {
+            "auto" => {}
+            "none" => {
+                offered.clear();
+                specs.clear();
+            }
+            "required" if specs.is_empty() => {
+                return Err(ApiError::field("tool_choice", "is required, but the request has no tools"));
+            }
+            "required" => {}
+            _ => return Err(ApiError::field("tool_choice", CHOICES)),
+        },
+        Some(Value::Object(choice)) => {
+            let named = choice.get("function").and_then(|f| f["name"].as_str());
+            let Some(named) = named.filter(|_| choice.get("type").is_none_or(|t| t == "function")) else {
+                return Err(ApiError::field("tool_choice", CHOICES));
+            };
+            let Some(at) = specs.iter().position(|tool| tool.name == named) else {
+                return Err(ApiError::field(
+                    "tool_choice",
+                    format_args!("names {named:?}, which is not among the tools"),
+                ));
+            };
+            offered = vec![offered.swap_remove(at)];
+            specs = vec![specs.swap_remove(at)];
+        }
+        Some(_) => return Err(ApiError::field("tool_choice", CHOICES)),
+    }
+    Ok(Choice { offered, specs, parallel })
+}
+
+const CHOICES: &str =
+    "must be \"auto\", \"none\", \"required\", or {\"type\":\"function\",\"function\":{\"name\":...}}";
+
+fn policy(fields: &Fields, model: Option<&str>) -> Result<Policy, ApiError> {
+    let draft = fields.boolean("draft")?.unwrap_or(true);
+    let wrong = |param: &str, spec: &str| {
+        ApiError::invalid(format!("{spec:?} is not a draft policy; valid are {}", policy::FORMS))
+            .with_param(param)
+    };
+    let mut policy = Policy::default();
+    if let Some((_, spec)) = model.and_then(|name| name.rsplit_once('@')) {
+        policy = Policy::parse(spec).ok_or_else(|| wrong("model", spec))?;
+    }
+    if let Some(spec) = fields.string("tf_policy")? {
+        policy = Policy::parse(spec).ok_or_else(|| wrong("tf_policy", spec))?;
+    }
+    if !draft {
+        "0".clone_into(&mut policy.spec);
+    }
+    Ok(policy)
+}
+
+fn messages(app: &App, fields: &Fields) -> Result<(), ApiError> {
+    match fields.list("messages", app.settings.limits.messages)? {
+        None => Err(ApiError::field("messages", "must be a list of messages")),
+        Some([]) => Err(ApiError::field("messages", "must hold at least one message")),
+        Some(_) => Ok(()),
+    }
+}
+
+fn stop_strings(app: &App, fields: &Fields) -> Result<StopStrings, ApiError> {
+    let limits = &app.settings.limits;
+    let stops: Vec<&str> = match fields.get("stop") {
+        None => Vec::new(),
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(list)) => {
+            if list.len() > limits.stop_strings {
+                let problem = format!("has {} strings; the limit is {}", list.len(), limits.stop_strings);
+                return Err(ApiError::field("stop", problem));
+            }
+            let strings: Option<Vec<&str>> = list.iter().map(Value::as_str).collect();
+            strings.ok_or_else(|| ApiError::field("stop", "must be a string or a list of strings"))?
+        }
+        Some(_) => return Err(ApiError::field("stop", "must be a string or a list of strings")),
+    };
+    if let Some(long) = stops.iter().find(|stop| stop.len() > limits.stop_bytes) {
+        let problem = format!("has a string of {} bytes; the limit is {}", long.len(), limits.stop_bytes);
+        return Err(ApiError::field("stop", problem));
+    }
+    StopStrings::new(stops.into_iter().map(str::to_owned).collect())
+        .ok_or_else(|| ApiError::field("stop", "cannot be searched for: use shorter strings"))
+}
+
+fn sampling(fields: &Fields) -> Result<Sampling, ApiError> {
+    let temperature = fields.float("temperature")?.unwrap_or(1.0);
+    let top_p = fields.float("top_p")?.unwrap_or(0.95);
+    let top_k = fields.integer("top_k")?.unwrap_or(20);
+    let top_k = u32::try_from(top_k.clamp(0, i128::from(u32::MAX))).unwrap_or(u32::MAX);
+    let seed = match fields.integer("seed")? {
+        None => None,
+        Some(seed) if (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&seed) => Some(seed as u64),
+        Some(_) => return Err(ApiError::field("seed", "must be a 64-bit integer or null")),
+    };
+    Ok(Sampling { temperature, top_k, top_p, seed })
+}
+
+/// The reply budget that was asked for; `max_tokens` wins, 0 counts as not given.
+fn budget(fields: &Fields) -> Result<Option<usize>, ApiError> {
+    let mut asked = None;
+    for name in ["max_completion_tokens", "max_tokens"] {
+        match fields.integer(name)? {
+            None | Some(0) => {}
+            Some(tokens) if tokens < 0 => return Err(ApiError::field(name, "must not be negative")),
+            Some(tokens) => asked = Some(usize::try_from(tokens).unwrap_or(usize::MAX)),
+        }
+    }
+    Ok(asked)
+}
+
+fn prompt_ids(app: &App, fields: &Fields) -> Result<Vec<u32>, ApiError> {
+    fields.boolean("add_special_tokens")?;
+    let wrong = |problem: String| ApiError::field("prompt", problem);
+    let vocab = app.service.info().vocab_size;
+    let ids = match fields.get("prompt") {
+        None => return Err(wrong("is missing: give a string or a list of token ids".into())),
+        Some(Value::String(text)) => {
+            size(app, "prompt", text.len())?;
+            app.text.tokenizer.encode(text)?
+        }
+        Some(Value::Array(items)) => {
+            let mut ids = Vec::with_capacity(items.len());
+            for (at, item) in items.iter().enumerate() {
+                if item.is_string() || item.is_array() {
+                    return Err(wrong("must be one prompt: a string, or one flat list of token ids".into()));
+                }
+                let Some(id) = item.as_i64() else {
+                    return Err(wrong(format!("item {at} is {item}, not an integer token id")));
+                };
+                match u32::try_from(id) {
+                    Ok(id) if (id as usize) < vocab => ids.push(id),
+                    _ => {
+                        return Err(wrong(format!(
+                            "item {at} is token id {id}, outside the vocabulary of {vocab}"
+                        )));
+                    }
+                }
+            }
+            ids
+        }
+        Some(_) => return Err(wrong("must be a string or a flat list of token ids".into())),
+    };
+    if ids.is_empty() { Err(wrong("is empty".into())) } else { Ok(ids) }
+}
+
+/// Fields that would ask for several replies, or for numbers the engine does not give.
+fn counts(fields: &Fields) -> Result<(), ApiError> {
+    for name in ["n", "best_of"] {
+        if fields.integer(name)?.is_some_and(|n| n != 1) {
+            return Err(ApiError::field(name, "must be 1: a request gives one reply"));
+        }
+    }
+    let asked = match fields.get("logprobs") {
+        None | Some(Value::Bool(false)) => false,
+        Some(Value::Bool(true) | Value::Number(_)) => true,
+        Some(_) => return Err(ApiError::field("logprobs", "must be a boolean, an integer or null")),
+    };
+    if asked || fields.integer("top_logprobs")?.is_some_and(|n| n != 0) {
+        let name = if asked { "logprobs" } else { "top_logprobs" };
+        return Err(ApiError::field(name, "cannot be given by this server; leave it out"));
+    }
+    Ok(())
+}
+
+/// Per-request knobs. The bare server has none, so every key is unknown.
+fn knobs(fields: &Fields) -> Result<(), ApiError> {
+    match fields.object("tf_knobs")?.and_then(|knobs| knobs.keys().next()) {
+        Some(key) => Err(ApiError::field(
+            "tf_knobs",
+            format_args!("has the unknown key {key:?}; this server has no request knobs"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Fields without an effect that still must not be endless.
+fn unused(app: &App, fields: &Fields) -> Result<(), ApiError> {
+    let limit = app.settings.limits.logit_bias;
+    match fields.object("logit_bias")? {
+        Some(bias) if bias.len() > limit => {
+            Err(ApiError::field("logit_bias", format_args!("has {} keys; the limit is {limit}", bias.len())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Template variables and the thinking switch.
+fn chat(
+    app: &App,
+    fields: &Fields,
+    kwargs: Option<Map<String, Value>>,
+    effort: Option<Effort>,
+    tools: Vec<Value>,
+) -> Result<ChatRequest, ApiError> {
+    let mut variables = kwargs.unwrap_or_default();
+    let off = match variables.get("thinking") {
+        Some(Value::Bool(thinking)) => Some(*thinking),
+        Some(Value::Object(thinking)) => match thinking.get("type").and_then(Value::as_str) {
+            Some("enabled") => Some(true),
+            Some("disabled") => Some(false),
+            _ => None,
+        },
+        _ => None,
+    };
+    let thinking = match variables.get("enable_thinking") {
+        None | Some(Value::Null) => off.unwrap_or(effort != Some(Effort::Off)),
+        Some(Value::Bool(thinking)) => *thinking,
+        Some(_) => {
+            return Err(ApiError::field(
+                "chat_template_kwargs",
+                "has an enable_thinking that is not a boolean",
+            ));
+        }
+    };
+    match variables.get("reasoning_effort") {
+        None | Some(Value::Null) => {
+            let default = app.settings.default_effort.filter(|_| thinking).map(|effort| effort.name());
+            let named = match effort {
+                Some(Effort::Named(name)) => Some(name),
+                _ => default,
+            };
+            match named {
+                Some(name) => variables.insert("reasoning_effort".into(), json!(name)),
+                None => variables.shift_remove("reasoning_effort"),
+            };
+        }
+        Some(Value::String(_)) => {}
+        Some(_) => {
+            return Err(ApiError::field(
+                "chat_template_kwargs",
+                "has a reasoning_effort that is not a string",
+            ));
+        }
+    }
+    if variables.get("clear_thinking").is_none_or(Value::is_null) {
+        match app.settings.clear_thinking {
+            ClearThinking::Template => variables.shift_remove("clear_thinking"),
+            ClearThinking::Drop => variables.insert("clear_thinking".into(), json!(true)),
+            ClearThinking::Keep => variables.insert("clear_thinking".into(), json!(false)),
+        };
+    }
+    let messages = fields.get("messages").and_then(Value::as_array).cloned().unwrap_or_default();
+    size(app, "messages", messages.iter().chain(&tools).map(text_bytes).sum())?;
+    Ok(ChatRequest { messages, tools, variables, thinking })
+}
+
+/// Bytes of all strings in a document.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(map) => map.iter().map(|(key, item)| key.len() + text_bytes(item)).sum(),
+        _ => 8,
+    }
+}
+
+fn size(app: &App, name: &str, bytes: usize) -> Result<(), ApiError> {
+    let limit = app.settings.limits.prompt_bytes;
+    if bytes > limit {
+        return Err(ApiError::field(name, format_args!("holds {bytes} bytes of text; the limit is {limit}")));
+    }
+    Ok(())
+}
+
+/// The tokens a reply may have. The wording is `OpenAI`'s: agents parse it to shorten a conversation.
+fn context(app: &App, kind: Kind, prompt: usize, budget: Option<usize>) -> Result<usize, ApiError> {
+    let limit = app.service.info().context;
+    let what = if kind == Kind::Chat { "messages" } else { "prompt" };
+    let need = prompt.saturating_add(budget.unwrap_or(1));
+    if need <= limit {
+        return Ok(budget.unwrap_or_else(|| app.settings.max_tokens.min(limit - prompt)));
+    }
+    let message = match budget {
+        Some(budget) => format!(
+            "This model's maximum context length is {limit} tokens. However, you requested {need} tokens ({prompt} in the \
+             {what}, {budget} in the completion). Please reduce the length of the {what} or completion."
+        ),
+        None => {
+            let verb = format!("your {what} resulted in {prompt} tokens");
+            format!(
+                "This model's maximum context length is {limit} tokens. However, {verb}. Please reduce the length of the \
+                 {what}."
+            )
+        }
+    };
+    Err(ApiError::invalid(message).with_code("context_length_exceeded").with_param(what))
+}

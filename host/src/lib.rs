@@ -1,0 +1,9 @@
+//! The plugfold host: text, replies, HTTP, configuration and the command line.
+//!
+//! It speaks to an engine through [`plugfold_engine::service::Service`] only, so all of it can be tested with a scripted
+//! one ([`scripted`]).
+
+pub mod http;
+pub mod reply;
+pub mod scripted;
+pub mod text;
