@@ -1,3 +1,5 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod goldens;
 pub mod hooks;
+pub mod model;

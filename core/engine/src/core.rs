@@ -268,7 +268,9 @@ impl Core {
         let tokens = options.context.unwrap_or(config.context);
         if tokens == 0 || tokens > config.context {
             let most = config.context;
-            return Err(LoadError::Size(format!("context {tokens} is outside 1 to {most}, the model's own limit")));
+            return Err(LoadError::Size(format!(
+                "context {tokens} is outside 1 to {most}, the model's own limit"
+            )));
         }
         if options.slots == 0 || options.window_rows == 0 {
             return Err(LoadError::Size("slots and window rows must be at least 1".into()));
@@ -364,9 +366,10 @@ impl Core {
                 )));
             }
         }
-        let hash = one.iter().flat_map(|s| s.bytes().chain([0])).fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let hash = one
+            .iter()
+            .flat_map(|s| s.bytes().chain([0]))
+            .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
         Ok(hash)
     }
 
@@ -459,7 +462,10 @@ impl Core {
             let slot = &mut self.slots[s.slot];
             let start = slot.len();
             assert!(start + s.tokens.len() <= self.capacity.tokens, "rows beyond the slot's capacity");
-            assert!(phase != Phase::Window || s.tokens.len() <= self.capacity.window_rows, "window too large");
+            assert!(
+                phase != Phase::Window || s.tokens.len() <= self.capacity.window_rows,
+                "window too large"
+            );
             slot.written.truncate(start);
             end = end.max(start + s.tokens.len());
             round.push(SlotState { slot: s.slot as u32, parity: slot.parity }, start, s.tokens, s.want);
@@ -490,8 +496,7 @@ impl Core {
     ) -> Result<Forward, ResolveError> {
         let resolved = self.program(shape)?;
         let table = round.table();
-        let inputs =
-            RunInputs { round: &table, weights: &self.weights, comm: self.comm.as_deref(), fill };
+        let inputs = RunInputs { round: &table, weights: &self.weights, comm: self.comm.as_deref(), fill };
         let outcome = run(&resolved, &mut self.arena, &inputs);
         Ok(Forward {
             resolved,

@@ -12,7 +12,9 @@ use crate::plan::{Admission, Order, Piece, Plan};
 use crate::rank::Rank;
 use crate::rounds::{End, Outcome};
 use crate::sampling::derived_seed;
-use crate::service::{EngineError, EngineStats, Event, Finish, Handle, ModelInfo, Request, RequestStats, Service};
+use crate::service::{
+    EngineError, EngineStats, Event, Finish, Handle, ModelInfo, Request, RequestStats, Service,
+};
 
 /// Requests that may wait for a slot.
 pub const MAX_WAITING: usize = 1024;
@@ -108,7 +110,8 @@ impl Service for Engine {
         let (events, receiver) = channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let job = Job { request, events, cancel: cancel.clone(), submitted: Instant::now() };
-        let sent = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Message::Job(Box::new(job)));
+        let sent =
+            self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Message::Job(Box::new(job)));
         if sent.is_err() {
             return Err(EngineError::Unavailable("the engine has stopped".into()));
         }
@@ -240,8 +243,9 @@ impl Loop {
         if let Some(slot) = oldest {
             plan.pieces.push(Piece { slot, tokens: self.rank.options().prefill_rows });
         }
-        plan.decode =
-            (0..self.active.len()).filter(|&s| self.active[s].is_some() && !prefilling(&self.active[s])).collect();
+        plan.decode = (0..self.active.len())
+            .filter(|&s| self.active[s].is_some() && !prefilling(&self.active[s]))
+            .collect();
         self.gauges();
         plan
     }
@@ -253,7 +257,8 @@ impl Loop {
         self.waiting = kept;
         for job in gone {
             self.stats().requests += 1;
-            let stats = RequestStats { queued_s: job.submitted.elapsed().as_secs_f64(), ..RequestStats::default() };
+            let stats =
+                RequestStats { queued_s: job.submitted.elapsed().as_secs_f64(), ..RequestStats::default() };
             let _ = job.events.send(Event::Done { finish: Finish::Cancelled, stats });
         }
     }

@@ -19,7 +19,9 @@ pub enum ExchangeError {
     #[error("exchange after a forward: {0}")]
     Comm(#[from] plugfold_abi::OpError),
     /// A rank ran other exchanges.
-    #[error("rank {rank} ran other exchanges than rank 0 ({theirs:016x} against {ours:016x}): the ranks are out of step")]
+    #[error(
+        "rank {rank} ran other exchanges than rank 0 ({theirs:016x} against {ours:016x}): the ranks are out of step"
+    )]
     OutOfStep {
         /// The rank.
         rank: usize,
@@ -71,7 +73,8 @@ fn encode(forward: &Forward, mine: &[Vec<(f32, u32)>], rows: usize, width: usize
     out.extend(forward.collectives.to_le_bytes());
     for row in 0..rows {
         for i in 0..width {
-            let (value, id) = mine.get(row).and_then(|r| r.get(i)).copied().unwrap_or((f32::NEG_INFINITY, u32::MAX));
+            let (value, id) =
+                mine.get(row).and_then(|r| r.get(i)).copied().unwrap_or((f32::NEG_INFINITY, u32::MAX));
             out.extend(value.to_le_bytes());
             out.extend(id.to_le_bytes());
         }
@@ -85,7 +88,13 @@ fn word<const N: usize>(bytes: &[u8]) -> [u8; N] {
     out
 }
 
-fn decode(comm: &dyn Comm, all: &[u8], size: usize, rows: usize, width: usize) -> Result<Exchanged, ExchangeError> {
+fn decode(
+    comm: &dyn Comm,
+    all: &[u8],
+    size: usize,
+    rows: usize,
+    width: usize,
+) -> Result<Exchanged, ExchangeError> {
     let mut failed = Vec::new();
     let mut merged = vec![Vec::with_capacity(width * comm.ranks()); rows];
     let mut ours = 0;

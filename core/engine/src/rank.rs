@@ -117,7 +117,10 @@ impl Rank {
             let bad = all.iter().position(|m| !m.is_empty());
             if let (Some(rank), Ok(_)) = (bad, &loaded) {
                 let said = String::from_utf8_lossy(&all[rank]).into_owned();
-                return Err(StartError::Elsewhere(format!("{} cannot load the model: {said}", world.who(rank))));
+                return Err(StartError::Elsewhere(format!(
+                    "{} cannot load the model: {said}",
+                    world.who(rank)
+                )));
             }
         }
         let mut core = loaded?;
@@ -143,11 +146,12 @@ impl Rank {
     /// What ends the engine; every rank ends with the same.
     pub fn follow(mut self) -> Result<(), StartError> {
         while let Some(message) = self.world.receive()? {
-            let order =
-                postcard::from_bytes(&message).map_err(|e| StartError::Message(e.to_string()))?;
+            let order = postcard::from_bytes(&message).map_err(|e| StartError::Message(e.to_string()))?;
             let done = match order {
                 Order::Round(plan) => self.rounds.run(&mut self.core, &self.world, plan).map(|_| ()),
-                Order::Trace { ids, chunk, streams } => trace(&mut self.core, &ids, chunk, streams).map(|_| ()),
+                Order::Trace { ids, chunk, streams } => {
+                    trace(&mut self.core, &ids, chunk, streams).map(|_| ())
+                }
             };
             if let Err(error) = done {
                 return Err(self.give_up(error));
@@ -186,12 +190,16 @@ impl Rank {
     pub fn trace(&mut self, ids: &[u32], streams: bool) -> Result<Trace, StartError> {
         let vocab = self.core.config().vocab_size;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
-            return Err(StartError::Options(format!("token id {id} is outside the vocabulary of {vocab} ids")));
+            return Err(StartError::Options(format!(
+                "token id {id} is outside the vocabulary of {vocab} ids"
+            )));
         }
         let most = self.core.capacity().tokens;
         if ids.is_empty() || ids.len() > most {
             let n = ids.len();
-            return Err(StartError::Options(format!("{n} ids: give 1 to {most}, the context of this engine")));
+            return Err(StartError::Options(format!(
+                "{n} ids: give 1 to {most}, the context of this engine"
+            )));
         }
         let chunk = self.options.prefill_rows;
         self.order(&Order::Trace { ids: ids.to_vec(), chunk, streams })?;

@@ -95,7 +95,12 @@ impl Rounds {
     ///
     /// # Errors
     /// Only what ends the engine; a failed sequence is an outcome.
-    pub fn run(&mut self, core: &mut Core, world: &World, plan: Plan) -> Result<Vec<(usize, Outcome)>, RoundError> {
+    pub fn run(
+        &mut self,
+        core: &mut Core,
+        world: &World,
+        plan: Plan,
+    ) -> Result<Vec<(usize, Outcome)>, RoundError> {
         for slot in plan.cancels {
             self.end(slot);
         }
@@ -123,7 +128,9 @@ impl Rounds {
     }
 
     fn prefill(&mut self, core: &mut Core, world: &World, piece: Piece) -> Result<Outcome, RoundError> {
-        let Some(running) = &self.running[piece.slot] else { return Ok(Outcome::Failed("no such sequence".into())) };
+        let Some(running) = &self.running[piece.slot] else {
+            return Ok(Outcome::Failed("no such sequence".into()));
+        };
         let start = core.slot(piece.slot).len();
         let ids = &running.admission.ids;
         let end = (start + piece.tokens).min(ids.len());
@@ -239,7 +246,9 @@ impl Rounds {
             rows.iter_mut().enumerate().map(|(i, row)| draw(row, &sampling, seed, position + i)).collect();
         let Some(drawn) = drawn else {
             self.end(slot);
-            let message = format!("no logit of the row before position {position} is a number: look for broken weights");
+            let message = format!(
+                "no logit of the row before position {position} is a number: look for broken weights"
+            );
             return (1, Outcome::Failed(message));
         };
         let keep = accept(&drawn, drafts, &admission.stop_ids);

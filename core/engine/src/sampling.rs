@@ -50,7 +50,12 @@ pub fn sort_candidates(candidates: &mut [(f32, u32)]) {
 ///
 /// `candidates` must hold at least the row's [`candidates_needed`] best over the whole vocabulary; they are sorted here.
 /// Returns `None` when there are none, or when none is a number (a broken row).
-pub fn draw(candidates: &mut Vec<(f32, u32)>, sampling: &Sampling, seed: u64, position: usize) -> Option<u32> {
+pub fn draw(
+    candidates: &mut Vec<(f32, u32)>,
+    sampling: &Sampling,
+    seed: u64,
+    position: usize,
+) -> Option<u32> {
     candidates.retain(|c| !c.0.is_nan() && c.0 != f32::NEG_INFINITY);
     sort_candidates(candidates);
     let best = *candidates.first()?;

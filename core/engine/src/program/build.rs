@@ -3,7 +3,8 @@
 //! Read it beside the operation table of `plugfold_abi::ops`.
 
 use plugfold_abi::{
-    Base, Buffer, BufferId, DType, Extent, MAX_DIMS, MAX_PARAMS, NO_LAYER, Operand, Program, Reach, Shape, Span, Step,
+    Base, Buffer, BufferId, DType, Extent, MAX_DIMS, MAX_PARAMS, NO_LAYER, Operand, Program, Reach, Shape,
+    Span, Step,
 };
 
 use crate::config::{Attention, Indexer, Mlp, ModelConfig};
@@ -156,7 +157,13 @@ impl Draft<'_> {
         let y = self.rows(name, n);
         self.step(
             "dense",
-            &Parts { inputs: &[x], outputs: &[y], weights: &[role], dims: &[n, x.cols as usize], ..Parts::default() },
+            &Parts {
+                inputs: &[x],
+                outputs: &[y],
+                weights: &[role],
+                dims: &[n, x.cols as usize],
+                ..Parts::default()
+            },
         );
         y
     }
@@ -204,7 +211,12 @@ impl Draft<'_> {
         let mut x = self.rows("embed", n * d);
         self.step(
             "embed",
-            &Parts { outputs: &[x], weights: &["embed"], dims: &[n, d, self.config.vocab_size], ..Parts::default() },
+            &Parts {
+                outputs: &[x],
+                weights: &["embed"],
+                dims: &[n, d, self.config.vocab_size],
+                ..Parts::default()
+            },
         );
         let mut lists = None;
         let layers = self.config.layers.clone();
@@ -260,7 +272,10 @@ impl Draft<'_> {
         let d = self.config.hidden_size;
         (self.layer, self.site) = (NO_LAYER, ATTENTION);
         let picked = self.buffer("picked", Base::OutRows, 1, d, DType::F32);
-        self.step("rows.pick", &Parts { inputs: &[rows], outputs: &[picked], dims: &[d], ..Parts::default() });
+        self.step(
+            "rows.pick",
+            &Parts { inputs: &[rows], outputs: &[picked], dims: &[d], ..Parts::default() },
+        );
         let vocab = self.split.share(self.config.vocab_size);
         let logits = self.buffer("logits", Base::OutRows, 1, vocab.len(), DType::F32);
         self.step(
@@ -322,7 +337,12 @@ impl Draft<'_> {
         let out = self.rows("x", n * d);
         self.step(
             "hc.post",
-            &Parts { inputs: &[x, parts, post, comb], outputs: &[out], dims: &[n, d, count], ..Parts::default() },
+            &Parts {
+                inputs: &[x, parts, post, comb],
+                outputs: &[out],
+                dims: &[n, d, count],
+                ..Parts::default()
+            },
         );
         out
     }
@@ -332,7 +352,8 @@ impl Draft<'_> {
         let (heads, dim) = (self.split.share(k.heads).len(), k.head_dim);
         let c = heads * dim;
         let all = self.dense("kda.in", "kda.in", h, 3 * c + 2 * dim + heads);
-        let part = |col: usize, cols: usize| Operand { buffer: all.buffer, col: col as u32, cols: cols as u32 };
+        let part =
+            |col: usize, cols: usize| Operand { buffer: all.buffer, col: col as u32, cols: cols as u32 };
         let f = self.dense("kda.f_b", "kda.f", part(3 * c, dim), c);
         let gate = self.dense("kda.g_b", "kda.gate", part(3 * c + dim, dim), c);
         let y = self.rows("kda.rows", c);
@@ -358,7 +379,8 @@ impl Draft<'_> {
         let own = indexer == Indexer::Own;
         let extra = if own { 2 * ix.head_dim + ix.heads } else { 0 };
         let all = self.dense("mla.in", "mla.in", h, m.q_rank + m.kv_rank + extra);
-        let part = |col: usize, cols: usize| Operand { buffer: all.buffer, col: col as u32, cols: cols as u32 };
+        let part =
+            |col: usize, cols: usize| Operand { buffer: all.buffer, col: col as u32, cols: cols as u32 };
         let a = self.norm("mla.q_norm", "mla.a", part(0, m.q_rank));
         let latent = self.norm("mla.kv_norm", "mla.latent", part(m.q_rank, m.kv_rank));
         self.step(
@@ -460,7 +482,13 @@ impl Draft<'_> {
         let logits = self.rows("moe.logits", e);
         self.step(
             "moe.logits",
-            &Parts { inputs: &[h], outputs: &[logits], weights: &["moe.router"], dims: &[e, d], ..Parts::default() },
+            &Parts {
+                inputs: &[h],
+                outputs: &[logits],
+                weights: &["moe.router"],
+                dims: &[e, d],
+                ..Parts::default()
+            },
         );
         let ids = self.buffer("moe.ids", Base::Rows, 1, k, DType::I32);
         let weights = self.rows("moe.weights", k);
@@ -480,7 +508,13 @@ impl Draft<'_> {
         let all = Some(Reach::All);
         self.step(
             "moe.group",
-            &Parts { inputs: &[ids], outputs: &[order, starts], dims: &[e, k], reach: all, ..Parts::default() },
+            &Parts {
+                inputs: &[ids],
+                outputs: &[order, starts],
+                dims: &[e, k],
+                reach: all,
+                ..Parts::default()
+            },
         );
         let z = self.buffer("moe.z", Base::Rows, k, 2 * width, DType::F32);
         self.step(
@@ -531,7 +565,10 @@ impl Draft<'_> {
         let (parts, count) = self.sum(partial);
         let d = self.config.hidden_size;
         let out = self.rows("x", d);
-        self.step("residual", &Parts { inputs: &[x, parts], outputs: &[out], dims: &[d, count], ..Parts::default() });
+        self.step(
+            "residual",
+            &Parts { inputs: &[x, parts], outputs: &[out], dims: &[d, count], ..Parts::default() },
+        );
         out
     }
 

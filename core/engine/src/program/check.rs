@@ -70,7 +70,9 @@ pub enum ProgramError {
         buffer: String,
     },
     /// Two steps touch one cache family of one layer, and nothing orders them.
-    #[error("steps {first} and {second} ({op}) touch cache {family} of layer {layer} without an order between them")]
+    #[error(
+        "steps {first} and {second} ({op}) touch cache {family} of layer {layer} without an order between them"
+    )]
     CacheRace {
         /// Index of the first step.
         first: usize,
@@ -155,9 +157,9 @@ fn covered(want: Rect, by: &[Rect]) -> bool {
     let inside = |x: u32, y: u32| {
         by.iter().any(|r| r.cols.0 <= x && x < r.cols.1 && r.rows.start <= y && y < r.rows.end)
     };
-    xs.iter().filter(|&&x| want.cols.0 <= x && x < want.cols.1).all(|&x| {
-        ys.iter().filter(|&&y| want.rows.start <= y && y < want.rows.end).all(|&y| inside(x, y))
-    })
+    xs.iter()
+        .filter(|&&x| want.cols.0 <= x && x < want.cols.1)
+        .all(|&x| ys.iter().filter(|&&y| want.rows.start <= y && y < want.rows.end).all(|&y| inside(x, y)))
 }
 
 /// Checks everything that does not depend on where buffers lie.

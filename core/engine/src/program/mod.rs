@@ -6,8 +6,10 @@ mod order;
 mod place;
 mod resolve;
 mod run;
+#[cfg(test)]
+mod tests;
 
 pub use check::{ProgramError, check};
 pub use place::{Placement, check_placement, place};
-pub use resolve::{Registry, Resolved, ResolveError};
+pub use resolve::{Registry, ResolveError, Resolved};
 pub use run::{Arena, Failure, RunInputs, run};

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use plugfold_abi::{
-    Addressing, Below, CacheView, Call, Claim, MAX_CACHES, MAX_WEIGHTS, OpError, Plan, Program, Provider, Query,
-    Text,
+    Addressing, Below, CacheView, Call, Claim, MAX_CACHES, MAX_WEIGHTS, OpError, Plan, Program, Provider,
+    Query, Text,
 };
 
 use super::{Placement, ProgramError, check, check_placement, place};

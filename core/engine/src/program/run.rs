@@ -1,8 +1,8 @@
 //! The eager executor: one call after another.
 
 use plugfold_abi::{
-    Base, Below, Call, Comm, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Reach, RoundTable,
-    Step, View, ops,
+    Base, Below, Call, Comm, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Reach,
+    RoundTable, Step, View, ops,
 };
 
 use super::resolve::Rest;
@@ -150,10 +150,8 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
             round,
             comm: inputs.comm,
         };
-        let picks = step
-            .outputs
-            .iter()
-            .any(|o| program.buffers[o.buffer as usize].extent.base == Base::OutRows);
+        let picks =
+            step.outputs.iter().any(|o| program.buffers[o.buffer as usize].extent.base == Base::OutRows);
         for (slot, operand) in call.inputs.iter_mut().zip(&step.inputs) {
             *slot = view(program, &resolved.placement, base, step, *operand, picks, round);
         }

@@ -27,7 +27,8 @@ pub trait Source: Sync {
     ///
     /// # Errors
     /// As above.
-    fn read_bf16(&self, name: &str, rows: Range<usize>, cols: Range<usize>) -> Result<Vec<bf16>, Self::Error>;
+    fn read_bf16(&self, name: &str, rows: Range<usize>, cols: Range<usize>)
+    -> Result<Vec<bf16>, Self::Error>;
 }
 
 enum Plane {

@@ -116,7 +116,11 @@ impl List<'_> {
     fn add(&mut self, role: &'static str, kind: Kind, k: usize, blocks: &[Block<'_>]) {
         let parts = blocks
             .iter()
-            .map(|(name, rows)| Part { tensor: format!("{}{name}", self.prefix), rows: rows.clone(), cols: 0..k })
+            .map(|(name, rows)| Part {
+                tensor: format!("{}{name}", self.prefix),
+                rows: rows.clone(),
+                cols: 0..k,
+            })
             .collect();
         self.push(role, kind, k, 1, parts);
     }
@@ -227,7 +231,9 @@ impl List<'_> {
         let share = self.split.share(m.width);
         let tensor = |e: usize, which: &str| format!("{}mlp.experts.{e}.{which}_proj.weight", self.prefix);
         let up = (0..m.experts)
-            .flat_map(|e| ["gate", "up"].map(|w| Part { tensor: tensor(e, w), rows: share.clone(), cols: 0..d }))
+            .flat_map(|e| {
+                ["gate", "up"].map(|w| Part { tensor: tensor(e, w), rows: share.clone(), cols: 0..d })
+            })
             .collect();
         let down = (0..m.experts)
             .map(|e| Part { tensor: tensor(e, "down"), rows: 0..d, cols: share.clone() })

@@ -1,0 +1,343 @@
+//! Ranks in step: replies, failures, replay.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use plugfold_abi::{Below, Bits, Call, Claim, Granted, OpError, Plan as KernelPlan, Provider, Query};
+use plugfold_engine::core::CoreOptions;
+use plugfold_engine::drafts::Drafter;
+use plugfold_engine::engine::Engine;
+use plugfold_engine::plan::{Admission, Piece, Plan};
+use plugfold_engine::rank::{Options, Rank};
+use plugfold_engine::ranks::World;
+use plugfold_engine::rounds::{Outcome, Rounds};
+use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, Sampling, Service};
+use plugfold_tests::goldens::tiny_dir;
+use plugfold_tests::model::{ids, options};
+
+const VOCAB: u32 = 480;
+const SAMPLED: Sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.95, seed: None };
+
+fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> Request {
+    Request {
+        ids: ids(seed, prompt, VOCAB),
+        attachments: vec![],
+        sampling,
+        max_tokens: tokens,
+        stop_ids: vec![],
+        draft: true,
+    }
+}
+
+/// The reply's tokens, or the error.
+fn reply(handle: &Handle) -> Result<(Vec<u32>, Finish), EngineError> {
+    let mut tokens = Vec::new();
+    for event in &handle.events {
+        match event {
+            Event::Tokens(new) => tokens.extend(new),
+            Event::Done { finish, .. } => return Ok((tokens, finish)),
+            Event::Error(error) => return Err(error),
+            Event::Prefill { .. } => {}
+        }
+    }
+    panic!("the events ended without a last one")
+}
+
+/// An engine over `ranks` ranks in this process; followers end when it is dropped.
+fn engine(options: &Options, ranks: usize, core: impl Fn(usize) -> CoreOptions) -> Engine {
+    engine_with(options, ranks, core, |_| None)
+}
+
+fn engine_with(
+    options: &Options,
+    ranks: usize,
+    core: impl Fn(usize) -> CoreOptions,
+    drafter: impl Fn(usize) -> Option<Box<dyn Drafter>>,
+) -> Engine {
+    let mut worlds = World::local(ranks).unwrap();
+    for world in worlds.drain(1..) {
+        let rank = world.rank();
+        let (options, core, drafter) = (options.clone(), core(rank), drafter(rank));
+        std::thread::spawn(move || Rank::load(&options, core, world)?.with_drafter(drafter).follow());
+    }
+    let lead = Rank::load(options, core(0), worlds.remove(0)).unwrap().with_drafter(drafter(0));
+    Engine::start(lead).unwrap()
+}
+
+fn plain(_: usize) -> CoreOptions {
+    CoreOptions::default()
+}
+
+#[test]
+fn batched_alone_and_on_any_number_of_ranks_of_one_split() {
+    let jobs: Vec<Request> = [(1, 70, 12), (2, 5, 30), (3, 36, 9), (4, 100, 20), (5, 1, 16)]
+        .into_iter()
+        .map(|(s, n, t)| request(s, n, t, if s % 2 == 0 { SAMPLED } else { Sampling::GREEDY }))
+        .collect();
+    for ranks in [1, 2] {
+        let one = engine(&options(&tiny_dir(), 1, 32), ranks, plain);
+        let alone: Vec<_> = jobs.iter().map(|j| reply(&one.submit(j.clone()).unwrap()).unwrap()).collect();
+        drop(one);
+        for (job, (tokens, finish)) in jobs.iter().zip(&alone) {
+            assert_eq!((tokens.len(), *finish), (job.max_tokens, Finish::Length));
+        }
+        let four = engine(&options(&tiny_dir(), 4, 48), ranks, plain);
+        let handles: Vec<_> = jobs.iter().map(|j| four.submit(j.clone()).unwrap()).collect();
+        let batched: Vec<_> = handles.iter().map(|h| reply(h).unwrap()).collect();
+        assert_eq!(batched, alone, "on {ranks} ranks");
+    }
+}
+
+/// Proposes what a recorded reply says, with a mistake now and then.
+struct Recorded(Vec<u32>);
+
+impl Drafter for Recorded {
+    fn propose(&mut self, _: usize, ids: &[u32], budget: usize) -> Vec<u32> {
+        let at = ids.len();
+        let mut drafts: Vec<u32> = self.0.iter().skip(at).take(budget).copied().collect();
+        if at % 3 == 0
+            && let Some(last) = drafts.last_mut()
+        {
+            *last = (*last + 1) % VOCAB;
+        }
+        drafts
+    }
+    fn forget(&mut self, _: usize, _: usize) {}
+}
+
+#[test]
+fn drafted_equals_serial() {
+    for sampling in [Sampling::GREEDY, SAMPLED] {
+        let job = request(9, 50, 40, sampling);
+        let serial = reply(&engine(&options(&tiny_dir(), 1, 64), 1, plain).submit(job.clone()).unwrap()).unwrap();
+        let all: Vec<u32> = job.ids.iter().chain(&serial.0).copied().collect();
+        for ranks in [1, 2] {
+            let drafted = engine_with(&options(&tiny_dir(), 1, 64), ranks, plain, |_| {
+                Some(Box::new(Recorded(all.clone())))
+            });
+            let handle = drafted.submit(job.clone()).unwrap();
+            let mut tokens = Vec::new();
+            let mut rounds = 0;
+            for event in &handle.events {
+                match event {
+                    Event::Tokens(new) => tokens.extend(new),
+                    Event::Done { stats, .. } => {
+                        rounds = stats.rounds;
+                        break;
+                    }
+                    Event::Error(e) => panic!("{e}"),
+                    Event::Prefill { .. } => {}
+                }
+            }
+            // One and two ranks have different sums; each must equal its own serial reply.
+            let serial = if ranks == 1 {
+                serial.0.clone()
+            } else {
+                reply(&engine(&options(&tiny_dir(), 1, 64), 2, plain).submit(job.clone()).unwrap()).unwrap().0
+            };
+            assert_eq!(tokens, serial, "{sampling:?} on {ranks} ranks");
+            assert!(rounds < 25, "drafts were accepted: {rounds} rounds for 40 tokens");
+        }
+    }
+}
+
+#[test]
+fn a_stop_id_ends_the_reply_and_is_counted() {
+    let engine = engine(&options(&tiny_dir(), 1, 64), 1, plain);
+    let mut job = request(1, 70, 12, Sampling::GREEDY);
+    let whole = reply(&engine.submit(job.clone()).unwrap()).unwrap().0;
+    job.stop_ids = vec![whole[5]];
+    let first = whole.iter().position(|t| *t == whole[5]).unwrap();
+    assert_eq!(reply(&engine.submit(job).unwrap()).unwrap(), (whole[..=first].to_vec(), Finish::Stop));
+}
+
+/// Wraps an operation and fails where told: on the n-th call of rows with a given token.
+struct Failing {
+    op: &'static str,
+    token: u32,
+    calls: AtomicUsize,
+    panics: bool,
+}
+
+impl Provider for Failing {
+    fn op(&self) -> &str {
+        self.op
+    }
+    fn owner(&self) -> &str {
+        "failing"
+    }
+    fn claim(&self, _: &Query<'_>) -> Claim {
+        Claim::Yes(Granted { bits: Bits::Of("ref.cpu.1".into()), plan: [0; 64] })
+    }
+    fn run(&self, call: &Call<'_>, _: &KernelPlan, below: &dyn Below) -> Result<(), OpError> {
+        if call.round.tokens.contains(&self.token) {
+            self.calls.fetch_add(1, Ordering::Relaxed);
+            assert!(!self.panics, "planted panic");
+            return Err(OpError::new("planted failure"));
+        }
+        below.run(call)
+    }
+}
+
+fn failing(op: &'static str, token: u32) -> CoreOptions {
+    let mut options = CoreOptions::default();
+    options.registry.add(Arc::new(Failing { op, token, calls: AtomicUsize::new(0), panics: false }));
+    options
+}
+
+#[test]
+fn a_failure_on_any_rank_ends_only_its_request() {
+    // Token 481 is outside the ids that `ids` makes, so only the poisoned request has it.
+    let good = request(4, 40, 12, Sampling::GREEDY);
+    let mut bad = request(5, 40, 12, Sampling::GREEDY);
+    bad.ids[30] = 481;
+    for ranks in [1, 2, 3] {
+        let fresh = engine(&options(&tiny_dir(), 2, 16), ranks, plain);
+        let want = reply(&fresh.submit(good.clone()).unwrap()).unwrap();
+        drop(fresh);
+        for rank in 0..ranks {
+            for op in ["kda.mix", "dense", "moe.down", "head", "hc.finish"] {
+                // The head runs for the last row only: poison that.
+                let mut bad = bad.clone();
+                if op == "head" {
+                    bad.ids[39] = 481;
+                }
+                let four = engine(&options(&tiny_dir(), 2, 16), ranks, |r| {
+                    if r == rank { failing(op, 481) } else { CoreOptions::default() }
+                });
+                let (a, b) = (four.submit(good.clone()).unwrap(), four.submit(bad.clone()).unwrap());
+                let error = reply(&b).unwrap_err();
+                let EngineError::Failed(message) = &error else { panic!("{error:?}") };
+                assert!(message.contains("planted failure") && message.contains(op), "{message}");
+                assert!(ranks == 1 || message.starts_with(&format!("rank {rank}:")), "{message}");
+                assert_eq!(reply(&a).unwrap(), want, "the other request, {op} failing on rank {rank} of {ranks}");
+                assert_eq!(reply(&four.submit(good.clone()).unwrap()).unwrap(), want, "the next request");
+                let stats = four.stats();
+                assert_eq!((stats.errors, stats.decoding, stats.prefilling), (1, 0, 0));
+                assert_eq!(stats.fatal, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_engine_by_name() {
+    let mut worlds = World::local(2).unwrap();
+    let follower = worlds.pop().unwrap();
+    let opts = options(&tiny_dir(), 1, 16);
+    let theirs = opts.clone();
+    let thread = std::thread::spawn(move || {
+        let rank = Rank::load(&theirs, CoreOptions::default(), follower).unwrap();
+        drop(rank); // without a goodbye: as if the process had gone
+    });
+    let lead = Rank::load(&opts, CoreOptions::default(), worlds.remove(0)).unwrap();
+    let engine = Engine::start(lead).unwrap();
+    thread.join().unwrap();
+    // Either it is found before the request is taken, or the request ends with it.
+    let message = match engine.submit(request(1, 10, 5, Sampling::GREEDY)) {
+        Err(EngineError::Unavailable(message)) => message,
+        Err(other) => panic!("{other:?}"),
+        Ok(handle) => match reply(&handle) {
+            Err(EngineError::Unavailable(message)) => message,
+            other => panic!("{other:?}"),
+        },
+    };
+    assert!(message.contains("rank 1 of 2"), "{message}");
+    assert!(engine.stats().fatal.is_some_and(|f| f.contains("rank 1 of 2")));
+}
+
+#[test]
+fn different_settings_refuse_to_start_and_name_the_line() {
+    let mut worlds = World::local(2).unwrap();
+    let follower = worlds.pop().unwrap();
+    let theirs = options(&tiny_dir(), 1, 32);
+    let thread = std::thread::spawn(move || Rank::load(&theirs, CoreOptions::default(), follower).err().unwrap());
+    let mine = Rank::load(&options(&tiny_dir(), 1, 16), CoreOptions::default(), worlds.remove(0)).err().unwrap();
+    for error in [mine.to_string(), thread.join().unwrap().to_string()] {
+        assert!(error.contains("prefill rows") && error.contains("16") && error.contains("32"), "{error}");
+    }
+}
+
+/// Invariant: a follower that replays the plans of rank 0 does the same work, whatever else is different there.
+#[test]
+fn followers_replay_recorded_plans() {
+    let admission = |slot, seed, n| Admission {
+        slot,
+        ids: ids(seed, n, VOCAB),
+        temperature: 0.8,
+        top_k: 10,
+        top_p: 0.9,
+        seed,
+        max_tokens: 6,
+        stop_ids: vec![],
+        draft: true,
+        attachments: vec![],
+    };
+    let piece = |slot, tokens| Piece { slot, tokens };
+    let plans = vec![
+        Plan { admissions: vec![admission(0, 1, 40)], pieces: vec![piece(0, 16)], ..Plan::default() },
+        Plan { admissions: vec![admission(2, 2, 20)], pieces: vec![piece(2, 20), piece(0, 24)], ..Plan::default() },
+        Plan { decode: vec![0, 2], ..Plan::default() },
+        Plan { cancels: vec![0], admissions: vec![admission(0, 3, 9)], pieces: vec![piece(0, 9)], decode: vec![2] },
+        Plan { decode: vec![0, 2], ..Plan::default() },
+        Plan { decode: vec![0, 2], ..Plan::default() },
+    ];
+    let run = |spare: usize, context: usize| {
+        let options = CoreOptions { slots: 3 + spare, context: Some(context), ..CoreOptions::default() };
+        let mut core =
+            plugfold_engine::core::Core::load(&tiny_dir(), &options, plugfold_engine::split::Split::WHOLE, None)
+                .unwrap();
+        let mut rounds = Rounds::new(3 + spare);
+        let world = World::single().unwrap();
+        let log: Vec<Vec<(usize, Outcome)>> =
+            plans.iter().map(|p| rounds.run(&mut core, &world, p.clone()).unwrap()).collect();
+        (log, core.image(0), core.image(2))
+    };
+    let first = run(0, 256);
+    assert_eq!(first, run(2, 1024));
+    assert!(first.0[4].iter().all(|(_, o)| matches!(o, Outcome::Tokens { shared: 2, .. })), "{:?}", first.0[4]);
+}
+
+#[test]
+fn cancelled_requests_free_their_slot() {
+    let engine = engine(&options(&tiny_dir(), 1, 8), 1, plain);
+    let mut long = request(1, 900, 100, Sampling::GREEDY);
+    long.max_tokens = 100;
+    let running = engine.submit(long.clone()).unwrap();
+    let waiting = engine.submit(long).unwrap();
+    // Wait until the first is being worked on, then leave; the second leaves while queued.
+    let first = running.events.recv().unwrap();
+    assert!(matches!(first, Event::Prefill { .. }));
+    waiting.cancel();
+    running.cancel();
+    let done = |h: &Handle| h.events.iter().any(|e| matches!(e, Event::Done { finish: Finish::Cancelled, .. }));
+    assert!(done(&running) && done(&waiting));
+    let good = request(4, 40, 5, Sampling::GREEDY);
+    assert_eq!(reply(&engine.submit(good).unwrap()).unwrap().0.len(), 5);
+    assert_eq!(engine.stats().decoding + engine.stats().prefilling + engine.stats().waiting, 0);
+}
+
+#[test]
+fn requests_that_could_never_run_are_refused_with_the_limit() {
+    let engine = engine(&options(&tiny_dir(), 1, 64), 1, plain);
+    let base = request(1, 10, 5, Sampling::GREEDY);
+    let refused = Mutex::new(Vec::new());
+    let refuse = |change: &dyn Fn(&mut Request), words: &[&str]| {
+        let mut job = base.clone();
+        change(&mut job);
+        let Err(EngineError::Invalid(message)) = engine.submit(job) else { panic!("taken: {words:?}") };
+        assert!(words.iter().all(|w| message.contains(w)), "{message} should name {words:?}");
+        refused.lock().unwrap().push(message);
+    };
+    refuse(&|r| r.ids.clear(), &["empty"]);
+    refuse(&|r| r.ids[3] = 512, &["512", "position 3"]);
+    refuse(&|r| r.max_tokens = 0, &["max_tokens"]);
+    refuse(&|r| r.max_tokens = 1015, &["1024", "1025"]);
+    refuse(&|r| r.max_tokens = usize::MAX, &["1024"]);
+    assert_eq!(refused.lock().unwrap().len(), 5);
+    // Exactly the context is served.
+    let mut most = base.clone();
+    most.ids = ids(1, 1020, VOCAB);
+    most.max_tokens = 4;
+    assert_eq!(reply(&engine.submit(most).unwrap()).unwrap().0.len(), 4);
+}
