@@ -362,7 +362,7 @@ mod tests {
         let attacked = model.encode_chat(conversation(hostile)).unwrap();
         assert_eq!(controls(&model, &attacked.ids), controls(&model, &harmless.ids));
         assert_eq!(attacked.text, harmless.text.replace("hello", hostile));
-        assert_eq!(model.tokenizer.decode(&attacked.ids).matches(hostile).count(), 8);
+        assert_eq!(model.tokenizer.decode(&attacked.ids).matches(hostile).count(), 9);
     }
 
     #[test]

@@ -95,7 +95,7 @@ pub mod testing {
     use super::tokenizer::{Tokenizer, byte_alphabet};
     use super::{TextError, TextModel};
 
-    /// Control tokens in id order, from id 300 on; the ones marked `false` are markup that stays in decoded text.
+    /// Control tokens in id order, from [`FIRST_CONTROL`] on; the ones marked `false` are markup that stays in decoded text.
     const CONTROLS: [(&str, bool); 22] = [
         ("<|endoftext|>", true),
         ("[gMASK]", true),
@@ -122,9 +122,9 @@ pub mod testing {
     ];
 
     /// First id of the control tokens.
-    pub const FIRST_CONTROL: u32 = 300;
+    pub const FIRST_CONTROL: u32 = 260;
     /// Ids of the test vocabulary.
-    pub const VOCAB: usize = 322;
+    pub const VOCAB: usize = 282;
 
     /// The `tokenizer.json` of the test tokenizer: id b is byte b, 256 to 259 are merges.
     pub fn tokenizer_json() -> Value {

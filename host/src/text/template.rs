@@ -165,7 +165,7 @@ fn tojson(_: &State, value: &Value, options: Kwargs) -> Result<Value, Error> {
         _ => (item.to_owned(), ": ".to_owned()),
     };
     let mut out = Vec::new();
-    let style = PythonJson { item, key, indent, depth: 0, ascii: ascii == Some(true) };
+    let style = PythonJson { item, key, indent, depth: 0, filled: false, ascii: ascii == Some(true) };
     document.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(bad)?;
     String::from_utf8(out)
         .map(Value::from)
@@ -178,6 +178,8 @@ struct PythonJson {
     key: String,
     indent: Option<usize>,
     depth: usize,
+    /// The innermost list or object has items, so its closing bracket gets its own line.
+    filled: bool,
     ascii: bool,
 }
 
@@ -191,6 +193,16 @@ impl PythonJson {
 
     fn open<W: ?Sized + std::io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> std::io::Result<()> {
         self.depth += 1;
+        self.filled = false;
+        out.write_all(bracket)
+    }
+
+    fn close<W: ?Sized + std::io::Write>(&mut self, out: &mut W, bracket: &[u8]) -> std::io::Result<()> {
+        self.depth -= 1;
+        if self.filled {
+            self.line(out)?;
+        }
+        self.filled = true;
         out.write_all(bracket)
     }
 
@@ -212,13 +224,11 @@ impl serde_json::ser::Formatter for PythonJson {
     }
 
     fn end_array<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        self.depth -= 1;
-        out.write_all(b"]")
+        self.close(out, b"]")
     }
 
     fn end_object<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        self.depth -= 1;
-        out.write_all(b"}")
+        self.close(out, b"}")
     }
 
     fn begin_array_value<W: ?Sized + std::io::Write>(
@@ -239,6 +249,16 @@ impl serde_json::ser::Formatter for PythonJson {
 
     fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
         out.write_all(self.key.as_bytes())
+    }
+
+    fn end_array_value<W: ?Sized + std::io::Write>(&mut self, _: &mut W) -> std::io::Result<()> {
+        self.filled = true;
+        Ok(())
+    }
+
+    fn end_object_value<W: ?Sized + std::io::Write>(&mut self, _: &mut W) -> std::io::Result<()> {
+        self.filled = true;
+        Ok(())
     }
 
     fn write_f64<W: ?Sized + std::io::Write>(&mut self, out: &mut W, value: f64) -> std::io::Result<()> {

@@ -87,10 +87,14 @@ impl Tokenizer {
             if text.chars().nth(1).is_none() {
                 return Err(load(format!("added token {id} ({text:?}) is shorter than two characters")));
             }
+            let id = u32::try_from(id).map_err(|_| load(format!("added token id {id} is too large")))?;
+            if full.token_to_id(text) != Some(id) {
+                return Err(load(format!("added token {text:?} has id {id}, which leaves a gap after the vocabulary")));
+            }
             let flag = |name: &str| entry[name].as_bool().unwrap_or(false);
             controls.push(ControlToken {
                 text: text.to_owned(),
-                id: u32::try_from(id).map_err(|_| load(format!("added token id {id} is too large")))?,
+                id,
                 special: flag("special") && !MARKUP.contains(&text),
                 lstrip: flag("lstrip"),
                 rstrip: flag("rstrip"),
@@ -152,7 +156,7 @@ impl Tokenizer {
         let mut ids = Vec::new();
         let mut start = 0;
         let mut strip_left = false;
-        let mut piece = |segment: &str, strip_left: bool, strip_right: bool, ids: &mut Vec<u32>| {
+        let piece = |segment: &str, strip_left: bool, strip_right: bool, ids: &mut Vec<u32>| {
             let mut clean: String = segment.chars().filter(|c| *c != guard).collect();
             if strip_right {
                 clean.truncate(clean.trim_end().len());
