@@ -28,7 +28,7 @@ pub use error::{CheckpointError, CheckpointErrors};
 pub use inventory::{Expected, Part, inventory};
 pub use resolve::Resolved;
 pub use safetensors::Dtype;
-use shard::Shard;
+use shard::{Entries, Shard};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors files are little-endian, and their bytes are used in place");
@@ -228,12 +228,7 @@ fn missing_shard(path: PathBuf, name: &str, index: &Index) -> CheckpointError {
     CheckpointError::MissingShard { path, tensors: 1 + inside.count(), example }
 }
 
-fn add(
-    files: &mut Files,
-    shard: Shard,
-    tensors: Vec<(String, safetensors::tensor::TensorInfo)>,
-    errors: &mut Vec<CheckpointError>,
-) {
+fn add(files: &mut Files, shard: Shard, tensors: Entries, errors: &mut Vec<CheckpointError>) {
     let number = files.shards.len();
     for (name, info) in tensors {
         match files.tensors.entry(name) {

@@ -105,10 +105,10 @@ impl Resolved {
         let mut out = vec![0f32; part.rows.len() * part.cols.len()];
         for (row, line) in part.lines(&mut out) {
             part.row_f32(row, line);
-            if !self.allow_nan {
-                if let Some(i) = line.iter().position(|v| !v.is_finite()) {
-                    return Err(part.not_finite(row, i, line[i]));
-                }
+            if !self.allow_nan
+                && let Some(i) = line.iter().position(|v| !v.is_finite())
+            {
+                return Err(part.not_finite(row, i, line[i]));
             }
         }
         Ok(out)
@@ -144,10 +144,10 @@ impl Resolved {
                     }
                 }
             }
-            if !self.allow_nan {
-                if let Some(i) = line.iter().position(|v| !v.is_finite()) {
-                    return Err(part.not_finite(row, i, line[i].to_f32()));
-                }
+            if !self.allow_nan
+                && let Some(i) = line.iter().position(|v| !v.is_finite())
+            {
+                return Err(part.not_finite(row, i, line[i].to_f32()));
             }
         }
         Ok(out)

@@ -11,7 +11,7 @@ use crate::config::{ModelConfig, Quantization};
 
 /// A checkpoint that has every tensor its configuration asks for, by published name.
 ///
-/// The readers are in [`read`](super::read): rows, columns, whole tensors, as `f32` or `bf16`.
+/// Its readers give rows, columns or whole tensors, as `f32` or `bf16`.
 pub struct Resolved {
     pub(super) checkpoint: Checkpoint,
     pub(super) sources: HashMap<String, Source>,
@@ -120,17 +120,12 @@ impl Checkpoint {
             }
         }
         let mut tied_copy = None;
-        if config.tied_head {
-            if let Some(embedding) = sources.get(&format!("{TEXT}embed_tokens.weight")) {
-                tied_copy = self.tie(embedding, &mut errors);
-                let head = Source {
-                    tensor: embedding.tensor.clone(),
-                    shape: embedding.shape.clone(),
-                    scale: None,
-                    ..*embedding
-                };
-                sources.insert(HEAD.to_owned(), head);
-            }
+        if config.tied_head
+            && let Some(embedding) = sources.get(&format!("{TEXT}embed_tokens.weight"))
+        {
+            tied_copy = self.tie(embedding, &mut errors);
+            let (tensor, shape) = (embedding.tensor.clone(), embedding.shape.clone());
+            sources.insert(HEAD.to_owned(), Source { tensor, shape, scale: None, ..*embedding });
         }
         if !errors.is_empty() {
             return Err(CheckpointErrors { dir: self.dir().to_owned(), errors });

@@ -16,6 +16,9 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes of the length that stands before the header.
 const PREFIX: usize = 8;
 
+/// Names of tensors with type, shape and place, as a header has them.
+pub(super) type Entries = Vec<(String, TensorInfo)>;
+
 /// A mapped file whose header has been checked.
 pub(super) struct Shard {
     /// Where it is.
@@ -28,7 +31,7 @@ pub(super) struct Shard {
 impl Shard {
     /// Maps a file and checks its header: every tensor's bytes lie inside the file, no two overlap, nothing is left
     /// over, and each length fits its shape and type.
-    pub(super) fn open(path: &Path) -> Result<(Self, Vec<(String, TensorInfo)>), Vec<CheckpointError>> {
+    pub(super) fn open(path: &Path) -> Result<(Self, Entries), Vec<CheckpointError>> {
         let io = |source| vec![CheckpointError::Read { path: path.to_owned(), source }];
         let header = |reason: String| vec![CheckpointError::Header { path: path.to_owned(), reason }];
         let file = File::open(path).map_err(io)?;
@@ -57,7 +60,7 @@ impl Shard {
         };
         let Header(mut tensors) = serde_json::from_slice(text)
             .map_err(|e| header(format!("the header is not what a safetensors file has: {e}")))?;
-        tensors.sort_by(|(_, a), (_, b)| a.data_offsets.cmp(&b.data_offsets));
+        tensors.sort_by_key(|(_, info)| info.data_offsets);
         let errors = faults(path, &tensors, map.len() - data);
         if !errors.is_empty() {
             return Err(errors);
@@ -106,10 +109,10 @@ fn faults(path: &Path, tensors: &[(String, TensorInfo)], held: usize) -> Vec<Che
             let (shape, bytes) = (&info.shape, end - start);
             fault(name, format!("shape {shape:?} of {} does not fit its {bytes} bytes", info.dtype));
         }
-        if let Some((other, limit)) = before {
-            if start < limit {
-                fault(name, format!("its bytes overlap those of {other}"));
-            }
+        if let Some((other, limit)) = before
+            && start < limit
+        {
+            fault(name, format!("its bytes overlap those of {other}"));
         }
         if before.is_none_or(|(_, limit)| end > limit) {
             before = Some((name, end));
@@ -119,12 +122,12 @@ fn faults(path: &Path, tensors: &[(String, TensorInfo)], held: usize) -> Vec<Che
 }
 
 /// Entries of a header in file order. Unlike a map it keeps names that stand twice.
-struct Header(Vec<(String, TensorInfo)>);
+struct Header(Entries);
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
+        struct OneByOne;
+        impl<'de> Visitor<'de> for OneByOne {
             type Value = Header;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
@@ -146,6 +149,6 @@ impl<'de> Deserialize<'de> for Header {
                 Ok(Header(entries))
             }
         }
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(OneByOne)
     }
 }

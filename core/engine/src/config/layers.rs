@@ -48,7 +48,7 @@ fn per_layer(
             Some(kind) if i < count => kinds.push(kind),
             Some(kind) if kind == mtp => {}
             Some(_) => {
-                text.refuse(name, format!("for the MTP layer (entry {i}) what the layer is, not {entry:?}"))
+                text.refuse(name, format!("for the MTP layer (entry {i}) what the layer is, not {entry:?}"));
             }
             None => {
                 text.refuse(name, format!("{what} in every entry (entry {i} is {entry:?})"));

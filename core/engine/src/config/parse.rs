@@ -226,7 +226,7 @@ fn mla(text: Fields) -> MlaConfig {
 fn index(text: Fields) -> IndexConfig {
     let topk = text.size("index_topk", 2048, 1..=1 << 20);
     let pool = text.size_warned("index_kpool", 16, 4, 1..=1024);
-    if topk % pool != 0 {
+    if !topk.is_multiple_of(pool) {
         text.refuse("index_topk", format!("a multiple of index_kpool, which is {pool}"));
     }
     IndexConfig {
@@ -266,7 +266,7 @@ fn moe(text: Fields, sparse_layers: usize) -> MoeConfig {
     if moe.groups > 1 {
         let size = moe.experts / moe.groups;
         // A group's score is the sum of its two best experts.
-        if moe.experts % moe.groups != 0 || size < 2 {
+        if !moe.experts.is_multiple_of(moe.groups) || size < 2 {
             let experts = moe.experts;
             text.refuse(
                 "n_group",
@@ -321,7 +321,7 @@ fn vision(fields: Fields, hidden: usize) -> VisionConfig {
         rms_norm_eps: epsilon(fields),
         swiglu_limit: clamp(fields),
     };
-    if config.hidden_size % config.heads != 0 || config.head_dim() % 4 != 0 {
+    if !config.hidden_size.is_multiple_of(config.heads) || !config.head_dim().is_multiple_of(4) {
         fields.refuse(
             "hidden_size",
             format!(

@@ -109,6 +109,7 @@ pub enum ImageError {
 impl ImageConfig {
     /// What transformers assumes when nothing is configured, for a tower of the given patches. Equal to the published
     /// settings.
+    #[allow(clippy::excessive_precision, reason = "the digits as they are published")]
     pub fn new(tower: &VisionConfig) -> Self {
         Self {
             patch: tower.patch,

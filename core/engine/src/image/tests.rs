@@ -144,7 +144,7 @@ proptest! {
     fn a_canvas_is_a_multiple_inside_the_budget(height in 1usize..6000, width in 1usize..6000) {
         let settings = published();
         let sizes = settings.smart_size(height, width, usize::MAX).unwrap();
-        prop_assert!(sizes.canvas.0 % 28 == 0 && sizes.canvas.1 % 28 == 0);
+        prop_assert!(sizes.canvas.0.is_multiple_of(28) && sizes.canvas.1.is_multiple_of(28));
         prop_assert!(sizes.tokens <= 8000);
         prop_assert!((1..=sizes.canvas.0).contains(&sizes.content.0));
         prop_assert!((1..=sizes.canvas.1).contains(&sizes.content.1));

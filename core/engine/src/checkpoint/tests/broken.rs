@@ -1,5 +1,7 @@
 //! Files that are missing, cut short, or lie.
 
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -172,7 +174,7 @@ fn an_index_that_lies() {
     write(&dir, index);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(checkpoint.files.warnings, ["1 stored tensors are not in the index, such as lm_head.weight"]);
-    checkpoint.check(&config()).unwrap();
+    checkpoint.check(&CONFIG).unwrap();
 }
 
 #[test]
@@ -196,12 +198,14 @@ fn a_single_file_beside_an_index_that_does_not_name_it() {
     load(dir.path(), &config()).unwrap();
 }
 
+static CONFIG: LazyLock<ModelConfig> = LazyLock::new(config);
+
 /// A few tensors that together need everything a header can say.
-fn small() -> Vec<u8> {
+static SMALL: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut tensors = tiny();
     tensors.retain(|name, _| name.contains("layers.0.") && (name.contains("hc_") || name.contains("norm")));
     file(&tensors, 3)
-}
+});
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
@@ -212,7 +216,7 @@ proptest! {
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
         cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
     ) {
-        let mut bytes = small();
+        let mut bytes = SMALL.clone();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         for (at, value) in flips {
             bytes[at.index(header)] = value;
@@ -228,7 +232,7 @@ proptest! {
                     prop_assert_eq!(data.bytes.len() * 8, data.shape.iter().product::<usize>() * data.dtype.bitsize());
                 }
                 checkpoint.content_id().unwrap();
-                prop_assert!(checkpoint.check(&config()).is_err());
+                prop_assert!(checkpoint.check(&CONFIG).is_err());
             }
             Err(errors) => prop_assert!(errors.to_string().contains("model.safetensors")),
         }
@@ -237,7 +241,7 @@ proptest! {
     /// Digits of the header replaced by other digits: offsets and shapes that are well-formed and wrong.
     #[test]
     fn altered_numbers_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), 0u8..10), 1..8)) {
-        let mut bytes = small();
+        let mut bytes = SMALL.clone();
         let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let digits: Vec<usize> = (8..header).filter(|i| bytes[*i].is_ascii_digit()).collect();
         for (at, digit) in edits {
@@ -246,7 +250,7 @@ proptest! {
         let dir = single(&bytes);
         if let Ok(checkpoint) = Checkpoint::open(dir.path()) {
             checkpoint.content_id().unwrap();
-            prop_assert!(checkpoint.check(&config()).is_err());
+            prop_assert!(checkpoint.check(&CONFIG).is_err());
         }
     }
 }
