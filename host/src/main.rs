@@ -1,2 +1,15 @@
-//! The plugfold binary.
-fn main() {}
+//! The `plugfold` program.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("plugfold: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -24,10 +24,9 @@ const HEADER_BYTES: usize = 64 << 10;
 /// How long running requests may go on after the server was told to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A bound server that has not begun to accept.
+/// A bound address at which nothing is served yet, so that a port in use is found before a model is loaded.
 pub struct Server {
     listener: TcpListener,
-    app: Arc<App>,
 }
 
 impl Server {
@@ -35,9 +34,9 @@ impl Server {
     ///
     /// # Errors
     /// When the host is unknown or the port is in use.
-    pub async fn bind(app: Arc<App>, host: &str, port: u16) -> io::Result<Self> {
+    pub async fn bind(host: &str, port: u16) -> io::Result<Self> {
         let listener = TcpListener::bind((host, port)).await?;
-        Ok(Self { listener, app })
+        Ok(Self { listener })
     }
 
     /// The bound address.
@@ -49,15 +48,15 @@ impl Server {
     }
 
     /// Accepts connections until `stop` is done, then lets running requests end for a moment.
-    pub async fn run(self, stop: impl Future<Output = ()>) {
-        let slots = self.app.settings.limits.connections.max(1);
+    pub async fn run(self, app: Arc<App>, stop: impl Future<Output = ()>) {
+        let slots = app.settings.limits.connections.max(1);
         let permits = Arc::new(Semaphore::new(slots));
         let accept = async {
             loop {
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
                 match self.listener.accept().await {
                     Ok((stream, peer)) => {
-                        let app = Arc::clone(&self.app);
+                        let app = Arc::clone(&app);
                         tokio::spawn(async move {
                             connection(app, stream, peer).await;
                             drop(permit);

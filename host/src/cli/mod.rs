@@ -1,0 +1,159 @@
+//! The command line.
+
+mod bench;
+mod debug;
+mod generate;
+mod model;
+mod progress;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Parser, Subcommand};
+use plugfold::config::{Device, Settings};
+use serde::Serialize;
+
+/// Serves GLM-5.3-Flash-architecture models over an OpenAI-compatible API.
+#[derive(Parser)]
+#[command(name = "plugfold", version, max_term_width = 110)]
+struct Cli {
+    #[command(flatten)]
+    log: Log,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Args)]
+struct Log {
+    /// Which log lines to print, as `info` or `plugfold=debug,warn`.
+    #[arg(long, global = true, env = "PLUGFOLD_LOG", default_value = "warn", value_name = "FILTER")]
+    log: String,
+    /// Print log lines as JSON.
+    #[arg(long, global = true)]
+    log_json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model over HTTP. Without a model or profile: the quickstart profile.
+    Serve(serve::Serve),
+    /// Continue one prompt and print the reply.
+    Generate(generate::Generate),
+    /// Print the token ids of a text.
+    Tokenize(generate::Tokenize),
+    /// Write what the model computes to a file.
+    #[command(subcommand)]
+    Debug(debug::Debug),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// A further rank; started by rank 0.
+    #[command(hide = true)]
+    Rank(model::Follow),
+}
+
+/// Which model to load and how; the same for every command.
+#[derive(Args, Clone, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub struct ModelArgs {
+    /// Folder of the checkpoint.
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<PathBuf>,
+    /// Profile: a name in config/, or a TOML file.
+    #[arg(long, value_name = "NAME|PATH")]
+    #[serde(skip)]
+    profile: Option<String>,
+    /// Tokens of a request, prompt and reply together.
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<usize>,
+    /// Requests that run at once.
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slots: Option<usize>,
+    /// Rows of a prefill chunk.
+    #[arg(long, value_name = "ROWS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_rows: Option<usize>,
+    /// Processes the model is split over.
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<usize>,
+    /// Where the model runs.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<Device>,
+    /// Threads of the kernels, a rank.
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<usize>,
+    /// Load weights that are not numbers.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    allow_nan: bool,
+}
+
+impl ModelArgs {
+    /// All settings, `more` being further flags of the command.
+    fn settings(&self, more: impl Serialize) -> anyhow::Result<Settings> {
+        let mut flags = serde_json::to_value(self)?;
+        if let (Some(flags), serde_json::Value::Object(more)) = (flags.as_object_mut(), serde_json::to_value(more)?) {
+            flags.extend(more);
+        }
+        let profile = match (&self.profile, &self.model) {
+            (Some(profile), _) => Some(profile.as_str()),
+            (None, Some(_)) => None,
+            (None, None) if std::env::var_os("PLUGFOLD_MODEL").is_some() => None,
+            (None, None) => Some("quickstart"),
+        };
+        Ok(Settings::load(profile, flags)?)
+    }
+}
+
+/// Runs the command line.
+pub fn run() -> anyhow::Result<ExitCode> {
+    let cli = Cli::parse();
+    log(&cli.log)?;
+    match cli.command {
+        Command::Serve(args) => return args.run(),
+        Command::Generate(args) => args.run()?,
+        Command::Tokenize(args) => args.run()?,
+        Command::Debug(args) => args.run()?,
+        Command::Bench(args) => args.run()?,
+        Command::Rank(args) => args.run()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn log(options: &Log) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&options.log)
+        .with_context(|| format!("--log {:?} is not a filter", options.log))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if options.log_json { builder.json().init() } else { builder.init() }
+    Ok(())
+}
+
+/// Writes a file whole or not at all.
+fn write_whole(path: &Path, write: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let name = path.file_name().with_context(|| format!("{} is not a file name", path.display()))?;
+    let partial = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    let done = write(&partial)
+        .and_then(|()| std::fs::rename(&partial, path).map_err(Into::into))
+        .with_context(|| format!("cannot write {}", path.display()));
+    if done.is_err() {
+        let _ = std::fs::remove_file(&partial);
+    }
+    done
+}
+
+/// Token ids as `1,2,3`.
+fn ids(text: &str) -> anyhow::Result<Vec<u32>> {
+    let ids: Result<Vec<u32>, _> = text.split(',').map(|id| id.trim().parse()).collect();
+    match ids {
+        Ok(ids) => Ok(ids),
+        Err(_) => bail!("--ids {text:?}: give token ids with commas between them, as 1,2,3"),
+    }
+}

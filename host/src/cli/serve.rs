@@ -1,0 +1,120 @@
+//! `plugfold serve`.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
+use plugfold::http::{App, Server};
+use plugfold_engine::service::Service;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ModelArgs;
+use super::model;
+
+/// How long a server with a failed engine answers before it exits.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Serve a model.
+#[derive(Args)]
+pub struct Serve {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    flags: Flags,
+}
+
+#[derive(Args, Serialize)]
+struct Flags {
+    /// Address to listen at.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<String>,
+    /// Port to listen at; 0 takes any free one.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    port: Option<u16>,
+    /// The model's name in replies.
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    served_name: Option<String>,
+    /// Most tokens of a reply when the request names no budget.
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<usize>,
+    /// Reply fields that carry reasoning.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_fields: Option<ReasoningFields>,
+    /// Effort of thinking requests that name none.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_effort: Option<DefaultEffort>,
+    /// Reasoning of earlier turns, when a request does not say.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    clear_thinking: Option<ClearThinking>,
+    /// When /health turns 503.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    health: Option<HealthMode>,
+}
+
+impl Serve {
+    /// Serves until a signal comes or the engine fails.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let settings = self.model.settings(&self.flags)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
+        let (host, port) = (settings.host.clone(), settings.port);
+        let server = runtime.block_on(Server::bind(&host, port)).with_context(|| {
+            format!("cannot listen at {host} port {port}; free it, or choose another with --port")
+        })?;
+        let address = server.address()?;
+        let folder = settings.model_dir()?;
+        let (engine, others) = model::engine(&settings)?;
+        let info = engine.info().clone();
+        let text = model::text(&folder, &info.eos_ids)?;
+        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings.http(&folder)));
+        println!(
+            "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",
+            app.settings.served_name, info.context, info.slots, info.ranks
+        );
+        let failed = runtime.block_on(async {
+            let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+            let mut failed = None;
+            let stop = async {
+                tokio::select! {
+                    _ = term.recv() => {}
+                    _ = int.recv() => {}
+                    reason = fatal(engine.as_ref()) => {
+                        tracing::error!(%reason, "the engine has failed");
+                        failed = Some(reason);
+                        tokio::time::sleep(LAST_WORDS).await;
+                    }
+                }
+            };
+            server.run(app, stop).await;
+            anyhow::Ok(failed)
+        })?;
+        runtime.shutdown_timeout(Duration::from_secs(1));
+        drop(engine);
+        others.finish();
+        match failed {
+            Some(reason) => anyhow::bail!("the engine has failed: {reason}"),
+            None => Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// The reason why the engine cannot go on, once there is one.
+async fn fatal(engine: &dyn Service) -> String {
+    loop {
+        if let Some(reason) = engine.stats().fatal {
+            return reason;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
