@@ -109,7 +109,8 @@ impl Drafter for Recorded {
 fn drafted_equals_serial() {
     for sampling in [Sampling::GREEDY, SAMPLED] {
         let job = request(9, 50, 40, sampling);
-        let serial = reply(&engine(&options(&tiny_dir(), 1, 64), 1, plain).submit(job.clone()).unwrap()).unwrap();
+        let serial =
+            reply(&engine(&options(&tiny_dir(), 1, 64), 1, plain).submit(job.clone()).unwrap()).unwrap();
         let all: Vec<u32> = job.ids.iter().chain(&serial.0).copied().collect();
         for ranks in [1, 2] {
             let drafted = engine_with(&options(&tiny_dir(), 1, 64), ranks, plain, |_| {
@@ -210,7 +211,11 @@ fn a_failure_on_any_rank_ends_only_its_request() {
                 let EngineError::Failed(message) = &error else { panic!("{error:?}") };
                 assert!(message.contains("planted failure") && message.contains(op), "{message}");
                 assert!(ranks == 1 || message.starts_with(&format!("rank {rank}:")), "{message}");
-                assert_eq!(reply(&a).unwrap(), want, "the other request, {op} failing on rank {rank} of {ranks}");
+                assert_eq!(
+                    reply(&a).unwrap(),
+                    want,
+                    "the other request, {op} failing on rank {rank} of {ranks}"
+                );
                 assert_eq!(reply(&four.submit(good.clone()).unwrap()).unwrap(), want, "the next request");
                 let stats = four.stats();
                 assert_eq!((stats.errors, stats.decoding, stats.prefilling), (1, 0, 0));
@@ -251,8 +256,10 @@ fn different_settings_refuse_to_start_and_name_the_line() {
     let mut worlds = World::local(2).unwrap();
     let follower = worlds.pop().unwrap();
     let theirs = options(&tiny_dir(), 1, 32);
-    let thread = std::thread::spawn(move || Rank::load(&theirs, CoreOptions::default(), follower).err().unwrap());
-    let mine = Rank::load(&options(&tiny_dir(), 1, 16), CoreOptions::default(), worlds.remove(0)).err().unwrap();
+    let thread =
+        std::thread::spawn(move || Rank::load(&theirs, CoreOptions::default(), follower).err().unwrap());
+    let mine =
+        Rank::load(&options(&tiny_dir(), 1, 16), CoreOptions::default(), worlds.remove(0)).err().unwrap();
     for error in [mine.to_string(), thread.join().unwrap().to_string()] {
         assert!(error.contains("prefill rows") && error.contains("16") && error.contains("32"), "{error}");
     }
@@ -276,26 +283,43 @@ fn followers_replay_recorded_plans() {
     let piece = |slot, tokens| Piece { slot, tokens };
     let plans = vec![
         Plan { admissions: vec![admission(0, 1, 40)], pieces: vec![piece(0, 16)], ..Plan::default() },
-        Plan { admissions: vec![admission(2, 2, 20)], pieces: vec![piece(2, 20), piece(0, 24)], ..Plan::default() },
+        Plan {
+            admissions: vec![admission(2, 2, 20)],
+            pieces: vec![piece(2, 20), piece(0, 24)],
+            ..Plan::default()
+        },
         Plan { decode: vec![0, 2], ..Plan::default() },
-        Plan { cancels: vec![0], admissions: vec![admission(0, 3, 9)], pieces: vec![piece(0, 9)], decode: vec![2] },
+        Plan {
+            cancels: vec![0],
+            admissions: vec![admission(0, 3, 9)],
+            pieces: vec![piece(0, 9)],
+            decode: vec![2],
+        },
         Plan { decode: vec![0, 2], ..Plan::default() },
         Plan { decode: vec![0, 2], ..Plan::default() },
     ];
     let run = |spare: usize, context: usize| {
         let options = CoreOptions { slots: 3 + spare, context: Some(context), ..CoreOptions::default() };
-        let mut core =
-            plugfold_engine::core::Core::load(&tiny_dir(), &options, plugfold_engine::split::Split::WHOLE, None)
-                .unwrap();
+        let mut core = plugfold_engine::core::Core::load(
+            &tiny_dir(),
+            &options,
+            plugfold_engine::split::Split::WHOLE,
+            None,
+        )
+        .unwrap();
         let mut rounds = Rounds::new(3 + spare);
-        let world = World::single().unwrap();
+        let world = World::single();
         let log: Vec<Vec<(usize, Outcome)>> =
             plans.iter().map(|p| rounds.run(&mut core, &world, p.clone()).unwrap()).collect();
         (log, core.image(0), core.image(2))
     };
     let first = run(0, 256);
     assert_eq!(first, run(2, 1024));
-    assert!(first.0[4].iter().all(|(_, o)| matches!(o, Outcome::Tokens { shared: 2, .. })), "{:?}", first.0[4]);
+    assert!(
+        first.0[4].iter().all(|(_, o)| matches!(o, Outcome::Tokens { shared: 2, .. })),
+        "{:?}",
+        first.0[4]
+    );
 }
 
 #[test]
@@ -310,7 +334,8 @@ fn cancelled_requests_free_their_slot() {
     assert!(matches!(first, Event::Prefill { .. }));
     waiting.cancel();
     running.cancel();
-    let done = |h: &Handle| h.events.iter().any(|e| matches!(e, Event::Done { finish: Finish::Cancelled, .. }));
+    let done =
+        |h: &Handle| h.events.iter().any(|e| matches!(e, Event::Done { finish: Finish::Cancelled, .. }));
     assert!(done(&running) && done(&waiting));
     let good = request(4, 40, 5, Sampling::GREEDY);
     assert_eq!(reply(&engine.submit(good).unwrap()).unwrap().0.len(), 5);

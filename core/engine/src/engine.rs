@@ -1,7 +1,6 @@
 //! The engine of rank 0: takes requests, plans rounds, hands out tokens.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -255,6 +254,7 @@ impl Loop {
         let (gone, kept): (VecDeque<Job>, VecDeque<Job>) =
             self.waiting.drain(..).partition(|j| j.cancel.load(Ordering::Acquire));
         self.waiting = kept;
+        self.gauges();
         for job in gone {
             self.stats().requests += 1;
             let stats =
@@ -298,17 +298,9 @@ impl Loop {
         let order = Order::Round(plan);
         self.rank.order(&order).map_err(|e| e.to_string())?;
         let Order::Round(plan) = order else { return Ok(()) };
-        let rank = &mut self.rank;
-        let ran = catch_unwind(AssertUnwindSafe(|| rank.rounds.run(&mut rank.core, &rank.world, plan)));
-        let outcomes = match ran {
-            Ok(Ok(outcomes)) => outcomes,
-            Ok(Err(error)) => return Err(self.rank.give_up(error).to_string()),
-            Err(panic) => {
-                let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-                let reason = format!("a panic in a round: {}", text.unwrap_or_default());
-                return Err(self.rank.world.fail(reason).to_string());
-            }
+        let outcomes = match self.rank.round(plan) {
+            Ok(outcomes) => outcomes,
+            Err(error) => return Err(self.rank.give_up(error).to_string()),
         };
         self.stats().rounds += u64::from(decodes);
         for (slot, outcome) in outcomes {
@@ -355,10 +347,12 @@ impl Loop {
             }
             Outcome::Failed(message) => {
                 if let Some(active) = self.active[slot].take() {
-                    let mut stats = self.stats();
-                    stats.requests += 1;
-                    stats.errors += 1;
-                    drop(stats);
+                    {
+                        let mut stats = self.stats();
+                        stats.requests += 1;
+                        stats.errors += 1;
+                    }
+                    self.gauges();
                     let _ = active.job.events.send(Event::Error(EngineError::Failed(message)));
                 }
             }
@@ -378,6 +372,8 @@ impl Loop {
             stats.prefill_s += active.stats.prefill_s;
             stats.decode_s += active.stats.decode_s;
         }
+        // Before the last event, so that whoever has it sees the slot free.
+        self.gauges();
         let _ = active.job.events.send(Event::Done { finish, stats: active.stats });
     }
 

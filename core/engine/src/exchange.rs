@@ -108,7 +108,7 @@ fn decode(
         if u32::from_le_bytes(word(part)) != 0 {
             failed.push(rank);
         }
-        for (row, list) in part[HEADER..].chunks(width * 8).zip(&mut merged) {
+        for (row, list) in part[HEADER..].chunks((width * 8).max(1)).zip(&mut merged) {
             for pair in row.chunks(8) {
                 let value = f32::from_le_bytes(word(pair));
                 if value != f32::NEG_INFINITY {

@@ -1,5 +1,6 @@
 //! One loaded rank, before and beside serving: loading in step, following, traces.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -8,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, Want};
 use crate::drafts::Drafter;
-use crate::plan::Order;
+use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
-use crate::rounds::{RoundError, Rounds};
+use crate::rounds::{Outcome, RoundError, Rounds};
 use crate::split::Split;
 
 /// Settings that every rank must be started with alike.
@@ -159,6 +160,16 @@ impl Rank {
         }
         self.world.goodbye();
         Ok(())
+    }
+
+    /// Runs a plan on this rank; a panic in it becomes the reason that ends all ranks.
+    pub(crate) fn round(&mut self, plan: Plan) -> Result<Vec<(usize, Outcome)>, RoundError> {
+        let ran = catch_unwind(AssertUnwindSafe(|| self.rounds.run(&mut self.core, &self.world, plan)));
+        ran.unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
+            Err(RoundError::Forward(format!("a panic in a round: {}", text.unwrap_or_default())))
+        })
     }
 
     /// Ends all ranks with this rank's reason, unless they have ended already for another.
