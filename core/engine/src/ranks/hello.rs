@@ -248,8 +248,9 @@ impl Lead {
         timeout: Duration,
         alive: Check<'_>,
     ) -> Result<World, RankError> {
-        let mut seats: Vec<Option<Seat>> = Vec::new();
-        seats.resize_with(ranks.saturating_sub(1), || None);
+        let followers =
+            ranks.checked_sub(1).ok_or_else(|| RankError::Start("0 ranks: give at least 1".into()))?;
+        let mut seats: Vec<Option<Seat>> = (0..followers).map(|_| None).collect();
         self.seat_all(&mut seats, secret, timeout, alive).inspect_err(|error| {
             for control in seats.iter().flatten().filter_map(|seat| seat.control.as_ref()) {
                 let _ = note::write(control, &Reply::Refused(error.to_string()));

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Version of everything that ranks say to each other.
 pub const PROTOCOL: u32 = 1;
 /// Longest note, in bytes.
-const LIMIT: usize = 1 << 20;
+const LIMIT: usize = 64 << 10;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

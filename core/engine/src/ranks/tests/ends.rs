@@ -216,6 +216,6 @@ fn threads_in_one_group_end_each_others_waits() {
     assert_eq!(gone[0].as_deref(), Some("rank 1 of 2 has left its group"));
     for text in pair([Some(8), Some(9)]) {
         let text = text.unwrap();
-        assert!(text.contains("8") && text.contains("9") && text.contains("exchange 0"), "{text}");
+        assert!(text.contains('8') && text.contains('9') && text.contains("exchange 0"), "{text}");
     }
 }

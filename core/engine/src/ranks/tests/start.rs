@@ -60,6 +60,8 @@ fn wrong_numbers_are_named_on_both_sides() {
         let error = World::join(ANY, rank, ranks, &Secret::new("x"), HANG).err().unwrap();
         assert!(matches!(error, RankError::Start(_)), "{error}");
     }
+    assert!(World::lead(ANY, 0, &Secret::new("x"), HANG).is_err());
+    assert_eq!(World::lead(ANY, 1, &Secret::new("x"), HANG).unwrap().ranks(), 1);
 }
 
 #[test]
@@ -95,14 +97,14 @@ fn nobody_at_the_address_is_named() {
 
 #[test]
 fn strangers_do_not_disturb_the_start() {
-    let long = vec![b'x'; 2 << 20];
+    let long = vec![b'x'; 1 << 20];
     let hello = format!("{{\"plugfold_ranks\":{PROTOCOL},\"note\":{{\"rank\":-1}}}}\n");
     let cases: [(&[u8], &str); 5] = [
         (b"GET / HTTP/1.1\r\n", "does not speak the protocol"),
         (b"{}\n", "does not speak the protocol"),
         (b"\xff\xfe\0\n", "does not speak the protocol"),
         (hello.as_bytes(), "greeting cannot be read"),
-        (&long, "over 1048576 bytes"),
+        (&long, "over 65536 bytes"),
     ];
     let strangers = |addr| {
         let silent = TcpStream::connect(addr).unwrap();
