@@ -21,6 +21,16 @@ pub enum Error {
         /// Suffix of the tensor, alternatives separated by ` or `.
         missing: String,
     },
+    /// A rate that the codebook does not have.
+    #[error(
+        "codebook {codebook} has no rate of {bits} bits: 1 to 8 in whole bits, and 1.5, 2.5, 3.5 with mul1 only"
+    )]
+    Rate {
+        /// The codebook.
+        codebook: &'static str,
+        /// The rate asked for.
+        bits: String,
+    },
     /// A cut that the block transforms do not allow.
     #[error(
         "layer `{layer}`: {side} range {start}..{end} of {channels} channels must be non-empty, inside, and on multiples of 128"

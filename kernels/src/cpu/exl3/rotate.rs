@@ -71,12 +71,6 @@ impl Rotated {
     pub fn row(&self, row: usize) -> &[[Lanes<f32>; 4]] {
         &self.tiles[row * self.k_tiles..][..self.k_tiles]
     }
-
-    /// Puts block `block` of a row in its place; `values` are rotated already.
-    pub fn set_block(&mut self, row: usize, block: usize, values: &[f32; BLOCK]) {
-        let first = row * self.k_tiles + block * (BLOCK / 16);
-        spread(values, &mut self.tiles[first..][..BLOCK / 16]);
-    }
 }
 
 struct RotateRow<'a> {

@@ -2,6 +2,7 @@
 
 mod format;
 mod products;
+mod quantize;
 mod vectors;
 
 use std::path::PathBuf;

@@ -184,3 +184,24 @@ fn unaligned_file_decodes_to_its_dense_form() {
     }
     assert_eq!(layers, 15);
 }
+
+#[test]
+fn embedding_tables_agree_with_the_decoded_rows() {
+    let (cases, bytes) = (json("embedding.json"), fixture("embedding.safetensors"));
+    let file = File::new(&bytes);
+    for (name, case) in cases["cases"].as_object().unwrap() {
+        let hidden = case["hidden"].as_u64().unwrap() as usize;
+        assert!(is_embedding(&file, name) && !is_layer(&file, name), "{name}");
+        let table = Embedding::read(&file, name, hidden).unwrap();
+        assert_eq!(table.bits() as u64, case["bits"].as_u64().unwrap(), "{name}");
+        assert_eq!(table.rows() as u64, case["vocab"].as_u64().unwrap(), "{name}");
+        let expected = file.floats(&format!("{name}.rows"));
+        let largest = expected.iter().fold(0.0, |m: f32, w| m.max(w.abs()));
+        let mut row = vec![0.0; hidden];
+        for (r, expected) in expected.chunks_exact(hidden).enumerate() {
+            table.decode_row(r, &mut row);
+            assert!(largest_difference(&row, expected) <= 6e-4 * largest, "{name} row {r}");
+        }
+        assert!(Embedding::read(&file, name, hidden + 256).unwrap_err().to_string().contains("signs"));
+    }
+}
