@@ -87,7 +87,10 @@ fn kda_layers(text: Fields, linear: Option<Fields>, count: usize, extra: usize) 
                 found.iter().zip(&kda).all(|(found, kda)| *found == (*kda == wanted))
             };
             if !agrees(0) && !agrees(1) {
-                linear.refuse(name, "the layers that layer_types (or its default) says");
+                linear.findings().warn(format!(
+                    "{} contradicts layer_types (or its default), which is followed as transformers does",
+                    linear.path(name)
+                ));
             }
         }
     }
@@ -127,8 +130,8 @@ fn own_indexers(text: Fields, count: usize, extra: usize) -> Vec<bool> {
             }
         };
     }
-    let freq = text.size("index_topk_freq", 1, 1..=count.max(1));
-    let offset = text.size("index_skip_topk_offset", 2, 0..=count.max(2));
+    let freq = text.size("index_topk_freq", 1, 1..=4096);
+    let offset = text.size("index_skip_topk_offset", 2, 0..=4096);
     (0..count).map(|i| (i + 1).saturating_sub(offset) % freq == 0).collect()
 }
 
@@ -141,14 +144,15 @@ fn dense_layers(text: Fields, count: usize, extra: usize) -> Vec<bool> {
     };
     let dense = per_layer(text, "mlp_layer_types", count, extra, "dense or sparse", false, read)
         .unwrap_or_else(|| (0..count).map(|i| i < DENSE_DEFAULT).collect());
-    // Redundant, and not read by transformers: a file that contradicts itself is refused rather than guessed at.
-    if let Some(first) = text.size_opt("first_k_dense_replace", 0..=count) {
+    // Redundant, and not read by transformers. If it is the one that is right, the tensors will not fit.
+    if let Some(first) = text.size_opt("first_k_dense_replace", 0..=4096) {
         let leading = dense.iter().take_while(|d| **d).count();
         if first != leading {
-            text.refuse(
-                "first_k_dense_replace",
-                format!("{leading}, the dense layers at the front of mlp_layer_types (or of its default)"),
-            );
+            text.findings().warn(format!(
+                "{} is {first}, but {leading} layers are dense at the front of mlp_layer_types (or of its default), \
+                 which is followed as transformers does",
+                text.path("first_k_dense_replace")
+            ));
         }
     }
     dense

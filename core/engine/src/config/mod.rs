@@ -62,7 +62,7 @@ pub struct ModelConfig {
     /// How matrices are stored, when not as plain numbers.
     pub quantization: Option<Quantization>,
     /// What an operator should hear: fields whose absence was filled in with a value that the published model does
-    /// not have. Each was logged when it was found.
+    /// not have, and redundant ones that contradict those in force. Each was logged when it was found.
     pub warnings: Vec<String>,
 }
 

@@ -204,8 +204,8 @@ fn kda(text: Fields, linear: Option<Fields>) -> KdaConfig {
 
 fn mla(text: Fields) -> MlaConfig {
     let heads = text.size("num_attention_heads", 64, SMALL);
-    let kv_heads = text.size("num_key_value_heads", 64, SMALL);
-    if heads != kv_heads {
+    let kv_heads = text.size_opt("num_key_value_heads", SMALL);
+    if kv_heads.is_some_and(|kv_heads| kv_heads != heads) {
         text.refuse("num_key_value_heads", format!("{heads}, as num_attention_heads"));
     }
     if text.is_null("q_lora_rank") {

@@ -170,6 +170,26 @@ fn defaults_that_the_published_model_contradicts_are_never_silent() {
 }
 
 #[test]
+fn redundant_fields_that_contradict_are_told_of() {
+    for (changes, field) in [
+        (json!({ "text_config.first_k_dense_replace": 3 }), "text_config.first_k_dense_replace is 3"),
+        (
+            json!({ "text_config.linear_attn_config.kda_layers": [0, 1] }),
+            "text_config.linear_attn_config.kda_layers contradicts",
+        ),
+        (
+            json!({ "text_config.linear_attn_config.full_attn_layers": [0] }),
+            "text_config.linear_attn_config.full_attn_layers contradicts",
+        ),
+    ] {
+        let config = parse(&with(tiny(), &changes)).unwrap();
+        assert_eq!(config.layers, parse(&tiny()).unwrap().layers);
+        assert_eq!(config.warnings.len(), 1);
+        assert!(config.warnings[0].starts_with(field), "{:?}", config.warnings);
+    }
+}
+
+#[test]
 fn the_flat_form_is_the_nested_one_without_vision() {
     let nested = with(tiny(), &json!({ "vision_config": "-" }));
     let mut flat = nested["text_config"].clone();
@@ -241,6 +261,7 @@ fn variations_are_understood() {
     assert!(config(json!({ "tie_word_embeddings": true })).tied_head);
     assert!(config(json!({ "tie_word_embeddings": "-", "text_config.tie_word_embeddings": true })).tied_head);
     assert_eq!(config(json!({ "text_config.num_nextn_predict_layers": "-" })).mtp_layers, 0);
+    assert_eq!(config(json!({ "text_config.num_key_value_heads": "-" })).mla.heads, 4);
     assert_eq!(config(json!({ "text_config.hidden_size": 128.0 })).hidden_size, 128);
     let theta = json!({ "vision_config.rope_parameters": { "rope_theta": 500.0, "rope_type": "default" } });
     assert_eq!(config(theta).vision.unwrap().rope_theta, 500.0);
@@ -306,7 +327,6 @@ fn what_cannot_be_run_is_refused_by_name() {
         (json!({ "text_config.n_group": 16 }), "text_config.n_group"),
         (json!({ "text_config.topk_group": 2 }), "text_config.topk_group"),
         (json!({ "text_config.n_group": 8 }), "text_config.num_experts_per_tok"),
-        (json!({ "text_config.first_k_dense_replace": 3 }), "text_config.first_k_dense_replace"),
         (json!({ "text_config.layer_types": ["linear_attention"] }), "text_config.layer_types"),
         (json!({ "text_config.layer_types": "linear_attention" }), "text_config.layer_types"),
         (json!({ "text_config.mlp_layer_types": vec!["rubbish"; 8] }), "text_config.mlp_layer_types"),
@@ -324,13 +344,10 @@ fn what_cannot_be_run_is_refused_by_name() {
             json!({ "text_config.linear_attn_config.gate_lower_bound": 5 }),
             "text_config.linear_attn_config.gate_lower_bound",
         ),
+        (json!({ "text_config.first_k_dense_replace": "two" }), "text_config.first_k_dense_replace"),
         (
-            json!({ "text_config.linear_attn_config.kda_layers": [0, 1] }),
+            json!({ "text_config.linear_attn_config.kda_layers": [-1] }),
             "text_config.linear_attn_config.kda_layers",
-        ),
-        (
-            json!({ "text_config.linear_attn_config.full_attn_layers": [0] }),
-            "text_config.linear_attn_config.full_attn_layers",
         ),
         (json!({ "text_config.eos_token_id": 512 }), "text_config.eos_token_id"),
         (json!({ "text_config.eos_token_id": "</s>" }), "text_config.eos_token_id"),
