@@ -1,8 +1,12 @@
 //! The tiny checkpoint against goldens made by other implementations, within the bounds of their authors.
 
 use plugfold_abi::Phase;
+use plugfold_engine::checkpoint::Checkpoint;
+use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::{MtpRows, SeqRows, Want};
-use plugfold_tests::goldens::{Goldens, tiny_dir, within};
+use plugfold_engine::vision::VisionTower;
+use plugfold_kernels::cpu::math::vision::Grid;
+use plugfold_tests::goldens::{Goldens, fixtures, tiny_dir, within};
 use plugfold_tests::model::{argmax, extend, forward, on_ranks, options, prefill, tiny_core};
 
 const LENGTHS: [usize; 6] = [1, 5, 64, 65, 200, 700];
@@ -141,6 +145,70 @@ fn the_draft_head_and_its_chains() {
             }
         }
     }
+}
+
+/// Checkpoints of other shapes: grouped selection of experts, two shared experts, weights that are not normalized,
+/// pools of three and two tokens, three streams, sizes that are multiples of nothing, an unbounded decay.
+#[test]
+fn logits_of_models_of_other_shapes() {
+    for (name, lengths) in [("odd", vec![1, 3, 20, 21, 22, 90]), ("soft", vec![1, 9, 10, 11, 60])] {
+        let dir = fixtures().join(name);
+        let goldens = Goldens::open(&dir.join("goldens.safetensors"));
+        for ranks in [1, 2] {
+            on_ranks(&options(&dir, 1, 16), ranks, |rank| {
+                for &n in &lengths {
+                    let ids = goldens.ids(&format!("text.{n}.input_ids"));
+                    let got = rank.trace(&ids, false).unwrap();
+                    let golden = goldens.f32(&format!("text.{n}.logits"));
+                    within(&format!("{name} text.{n} on {ranks} ranks"), &got.logits, &golden, 1e-4);
+                }
+            });
+        }
+    }
+}
+
+fn tower() -> VisionTower {
+    let config = ModelConfig::from_dir(&tiny_dir()).unwrap();
+    let tensors = Checkpoint::open(&tiny_dir()).unwrap().check(&config).unwrap();
+    VisionTower::load(&tensors, &config.vision.unwrap()).unwrap()
+}
+
+fn grid(goldens: &Goldens, name: &str) -> Grid {
+    let g = goldens.ids(name);
+    Grid { frames: g[0] as usize, height: g[1] as usize, width: g[2] as usize }
+}
+
+#[test]
+fn the_vision_tower() {
+    let goldens = Goldens::tiny();
+    let tower = tower();
+    for i in 0..3 {
+        let pixels = goldens.f32(&format!("image.{i}.pixel_values"));
+        let grids = [grid(&goldens, &format!("image.{i}.grid_thw"))];
+        let down = tower.downsampled(&pixels, &grids).unwrap();
+        within(&format!("downsampled {i}"), &down, &goldens.f32(&format!("vision.{i}.downsampled")), 5e-5);
+        let rows = tower.rows(&pixels, &grids).unwrap();
+        within(&format!("rows {i}"), &rows, &goldens.f32(&format!("vision.{i}.rows")), 5e-5);
+    }
+    let wrong = [Grid { frames: 1, height: 3, width: 4 }];
+    assert!(tower.rows(&[0.0; 12 * 1176], &wrong).unwrap_err().to_string().contains("multiples of 2"));
+}
+
+/// Two frame groups inside a video span: the tower's rows go into the prompt at the image ids.
+#[test]
+fn a_prompt_with_a_video() {
+    let goldens = Goldens::tiny();
+    let rows = tower().rows(&goldens.f32("video.pixel_values"), &[grid(&goldens, "video.grid_thw")]).unwrap();
+    let ids = goldens.ids("video.input_ids");
+    let mut next = rows.chunks(128);
+    let embeds: Vec<Option<&[f32]>> =
+        ids.iter().map(|id| if *id == 500 { next.next() } else { None }).collect();
+    assert!(next.next().is_none(), "as many rows as placeholders");
+    let mut core = tiny_core(1, 1024);
+    core.begin(0);
+    let all = [SeqRows { slot: 0, tokens: &ids, want: Want::All, embeds: &embeds }];
+    let f = core.forward(Phase::Prefill, &all, None, false).unwrap();
+    within("video", core.output(&f, "logits").unwrap(), &goldens.f32("video.logits"), 2e-4);
 }
 
 /// Image rows stand in for the embeddings of placeholders; the rows are the goldens' own, so only the text model is

@@ -16,4 +16,5 @@ pub mod sampling;
 pub mod service;
 pub mod split;
 pub mod state;
+pub mod vision;
 pub mod weights;

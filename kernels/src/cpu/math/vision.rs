@@ -11,6 +11,9 @@ use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
 use crate::cpu::simd::kernel;
 
+/// ε of the merger's layer norm; unlike that of the other norms it is not in the configuration.
+const MERGER_EPS: f32 = 1e-5;
+
 /// Sizes and constants of a tower.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
@@ -20,7 +23,7 @@ pub struct Shape {
     pub heads: usize,
     /// Patches of a row of the language model, along one side.
     pub merge: usize,
-    /// Of all RMS norms and the merger's layer norm.
+    /// Of all RMS norms.
     pub eps: f32,
     /// Clamp of the SwiGLUs.
     pub clamp: f32,
@@ -224,7 +227,7 @@ impl Tower<'_> {
         let width = self.merger.n();
         let mut centered = vec![0.0; z.len()];
         let view = RowsMut::new(&mut centered, width);
-        layer(Rows::new(&z, width), self.merger_norm, self.merger_norm_bias, self.shape.eps, view);
+        layer(Rows::new(&z, width), self.merger_norm, self.merger_norm_bias, MERGER_EPS, view);
         z = centered;
         let work = z.len() * 64;
         par::each(z.chunks_mut(4096).collect(), work, |_, part: &mut [f32]| gelu_in_place(part));
