@@ -4,6 +4,7 @@ pub mod exl3;
 pub mod math;
 mod ops;
 mod par;
+pub mod roofline;
 pub mod rows;
 mod simd;
 

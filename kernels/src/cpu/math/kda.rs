@@ -207,44 +207,58 @@ kernel! {
     }
 }
 
-/// One row through one block of the state, `W` value channels wide. The output is computed only where it is wanted.
+/// Half a block: arrays of this length stay in vector registers.
+const HALF: usize = VALUE_BLOCK / 2;
+
+/// One row through one block of the state. The output is computed only where it is wanted.
 #[inline(always)]
-fn step<const W: usize>(
-    state: &mut [[f32; W]],
+fn step(
+    state: &mut [[[f32; HALF]; 2]],
     q: Option<&[f32]>,
     k: &[f32],
-    v: &[f32; W],
+    v: &[[f32; HALF]; 2],
     decay: &[f32],
     beta: f32,
-) -> [f32; W] {
-    let mut seen = [0.0f32; W];
-    for ((m, a), k) in state.iter_mut().zip(decay).zip(k) {
-        for c in 0..W {
-            m[c] *= a;
+) -> [[f32; HALF]; 2] {
+    let mut seen = [[0.0f32; HALF]; 2];
+    // Rows and factors are copied to locals: then the compiler knows that a store to the state changes neither.
+    for ((row, a), k) in state.iter_mut().zip(decay).zip(k) {
+        let (mut m, a, k) = (*row, *a, *k);
+        for h in 0..2 {
+            for c in 0..HALF {
+                m[h][c] *= a;
+                seen[h][c] = k.mul_add(m[h][c], seen[h][c]);
+            }
         }
-        for c in 0..W {
-            seen[c] = k.mul_add(m[c], seen[c]);
+        *row = m;
+    }
+    let mut e = [[0.0f32; HALF]; 2];
+    for h in 0..2 {
+        for c in 0..HALF {
+            e[h][c] = beta * (v[h][c] - seen[h][c]);
         }
     }
-    let mut e = [0.0f32; W];
-    for c in 0..W {
-        e[c] = beta * (v[c] - seen[c]);
-    }
-    let mut out = [0.0f32; W];
+    let mut out = [[0.0f32; HALF]; 2];
     if let Some(q) = q {
-        for ((m, k), q) in state.iter_mut().zip(k).zip(q) {
-            for c in 0..W {
-                m[c] = k.mul_add(e[c], m[c]);
+        for ((row, k), q) in state.iter_mut().zip(k).zip(q) {
+            let (mut m, k, q) = (*row, *k, *q);
+            for h in 0..2 {
+                for c in 0..HALF {
+                    m[h][c] = k.mul_add(e[h][c], m[h][c]);
+                    out[h][c] = q.mul_add(m[h][c], out[h][c]);
+                }
             }
-            for c in 0..W {
-                out[c] = q.mul_add(m[c], out[c]);
-            }
+            *row = m;
         }
     } else {
-        for (m, k) in state.iter_mut().zip(k) {
-            for c in 0..W {
-                m[c] = k.mul_add(e[c], m[c]);
+        for (row, k) in state.iter_mut().zip(k) {
+            let (mut m, k) = (*row, *k);
+            for h in 0..2 {
+                for c in 0..HALF {
+                    m[h][c] = k.mul_add(e[h][c], m[h][c]);
+                }
             }
+            *row = m;
         }
     }
     out
@@ -301,9 +315,9 @@ kernel! {
                 // Without outputs there is no row to write to.
                 let mut unused = [0.0f32; VALUE_BLOCK];
                 let out = if q.is_some() { &mut out[i * width + column..][..block] } else { &mut unused[..block] };
-                if let Some(v) = v.first_chunk::<VALUE_BLOCK>() {
-                    let (whole, _) = part.as_chunks_mut::<VALUE_BLOCK>();
-                    out.copy_from_slice(&step(whole, q, k, v, decay, beta));
+                if let [v] = v.as_chunks::<HALF>().0.as_chunks::<2>().0 {
+                    let whole = part.as_chunks_mut::<HALF>().0.as_chunks_mut::<2>().0;
+                    out.copy_from_slice(step(whole, q, k, v, decay, beta).as_flattened());
                 } else {
                     narrow_step(part, block, q, k, v, decay, beta, out);
                 }

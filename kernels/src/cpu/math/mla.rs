@@ -49,55 +49,128 @@ impl Keys<'_> {
     }
 }
 
+/// Rows that share a pass over the keys.
+const ROWS: usize = 16;
+/// Keys that are added to the outputs at a time.
+const KEYS: usize = 4;
 /// Value channels that are summed at a time.
-const VALUES: usize = 64;
+const VALUES: usize = 32;
+/// Half of them: arrays of this length stay in vector registers.
+const HALF: usize = VALUES / 2;
 
-kernel! {
-    /// One query row and head. `out_c` is the chain of fused multiply-adds over the keys in order, over their sum.
-    fn attend[][](
-        q: &'a [f32], kv: Rows<'a>, column: usize, shape: Shape, keys: Keys<'a>, scale: f32,
-        scores: &'a mut [f32], out: &'a mut [f32],
-    ) -> () {
-        let n = keys.len();
-        let scores = &mut scores[..n];
-        for (i, s) in scores.iter_mut().enumerate() {
-            let key = &kv.row(keys.at(i))[column..column + shape.key];
-            *s = dot_inline(q, key) * scale;
-        }
-        let inverse = 1.0 / exp_scores_inline(scores);
-        let values = column + shape.key;
-        let (blocks, rest) = out.as_chunks_mut::<VALUES>();
-        let done = blocks.len() * VALUES;
-        for (b, out) in blocks.iter_mut().enumerate() {
-            let mut acc = [0.0f32; VALUES];
-            for i in 0..n {
-                let p = scores[i];
-                let row = &kv.row(keys.at(i))[values + b * VALUES..];
-                let Some(v) = row.first_chunk::<VALUES>() else { break };
-                for c in 0..VALUES {
-                    acc[c] = p.mul_add(v[c], acc[c]);
+/// `out += Σ p_i v_i` over as many keys, each channel in key order.
+#[inline(always)]
+fn add_values<const K: usize>(p: [f32; K], v: [&[f32]; K], out: &mut [f32]) {
+    let width = out.len();
+    let v: [&[f32]; K] = std::array::from_fn(|i| &v[i][..width]);
+    let (whole, rest) = out.as_chunks_mut::<HALF>();
+    let mut at = 0;
+    let (pairs, single) = whole.as_chunks_mut::<2>();
+    for out in pairs {
+        let mut acc = *out;
+        for i in 0..K {
+            if let [v] = v[i][at..at + VALUES].as_chunks::<HALF>().0.as_chunks::<2>().0 {
+                for h in 0..2 {
+                    for c in 0..HALF {
+                        acc[h][c] = p[i].mul_add(v[h][c], acc[h][c]);
+                    }
                 }
             }
-            for c in 0..VALUES {
-                out[c] = acc[c] * inverse;
-            }
         }
-        rest.fill(0.0);
+        *out = acc;
+        at += VALUES;
+    }
+    for o in single.as_flattened_mut().iter_mut().chain(rest) {
+        for i in 0..K {
+            *o = p[i].mul_add(v[i][at], *o);
+        }
+        at += 1;
+    }
+}
+
+kernel! {
+    /// Neighbouring heads of rows that see the first so many of the same keys. Keys are passed once for the scores and
+    /// once for the values, in order, all heads of a key together (they lie side by side in memory).
+    ///
+    /// Per row and head: scores, softmax numerators, then each channel of the output is the chain of fused
+    /// multiply-adds over the keys in order, over the sum of the numerators.
+    fn attend[][](
+        q: Rows<'a>, kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32,
+        scores: &'a mut [f32], out: RowsMut<'a>,
+    ) -> () {
+        let mut out = out;
+        let (width, rows, n) = (shape.key + shape.value, out.rows(), keys.len());
+        let heads = q.cols() / shape.key;
         for i in 0..n {
-            let p = scores[i];
-            let row = &kv.row(keys.at(i))[values + done..];
-            for (o, v) in rest.iter_mut().zip(row) {
-                *o = p.mul_add(*v, *o);
+            let row = kv.row(keys.at(i));
+            for h in 0..heads {
+                let key = &row[h * width..h * width + shape.key];
+                for r in 0..rows {
+                    if i < seen[r] {
+                        let q = &q.row(r)[h * shape.key..(h + 1) * shape.key];
+                        scores[(h * rows + r) * n + i] = dot_inline(q, key) * scale;
+                    }
+                }
             }
         }
-        for o in rest.iter_mut() {
-            *o *= inverse;
+        let mut sums = vec![0.0f32; heads * rows];
+        for (at, sum) in sums.iter_mut().enumerate() {
+            *sum = exp_scores_inline(&mut scores[at * n..at * n + seen[at % rows]]);
+        }
+        for r in 0..rows {
+            out.row_mut(r).fill(0.0);
+        }
+        let mut i = 0;
+        while i < n {
+            let count = if n - i < KEYS { n - i } else { KEYS };
+            let block: [&[f32]; KEYS] = std::array::from_fn(|j| kv.row(keys.at(if j < count { i + j } else { i })));
+            for h in 0..heads {
+                let values: [&[f32]; KEYS] = std::array::from_fn(|j| &block[j][h * width + shape.key..(h + 1) * width]);
+                for r in 0..rows {
+                    let p = &scores[(h * rows + r) * n..(h * rows + r) * n + seen[r]];
+                    let out = &mut out.row_mut(r)[h * shape.value..(h + 1) * shape.value];
+                    if let Some(p) = p.get(i..i + KEYS) {
+                        add_values([p[0], p[1], p[2], p[3]], values, out);
+                    } else if i < p.len() {
+                        for (p, v) in p[i..].iter().zip(values) {
+                            add_values([*p], [v], out);
+                        }
+                    }
+                }
+            }
+            i += count;
+        }
+        for r in 0..rows {
+            for (h, out) in out.row_mut(r).chunks_exact_mut(shape.value).enumerate() {
+                let inverse = 1.0 / sums[h * rows + r];
+                for o in out.iter_mut() {
+                    *o *= inverse;
+                }
+            }
         }
     }
 }
 
-/// Rows of one task.
-const ROWS: usize = 16;
+/// Rows `first .. first + rows` of a call share their keys: those of the last of them.
+struct Block {
+    first: usize,
+    rows: usize,
+}
+
+/// Rows that can share a pass: each sees the first so many positions; a row with a list is alone.
+fn blocks<'k>(rows: usize, keys: &impl Fn(usize) -> Keys<'k>) -> Vec<Block> {
+    let mut blocks: Vec<Block> = Vec::new();
+    let mut open = false;
+    for r in 0..rows {
+        let shared = matches!(keys(r), Keys::Below(_));
+        match blocks.last_mut() {
+            Some(last) if open && shared && last.rows < ROWS => last.rows += 1,
+            _ => blocks.push(Block { first: r, rows: 1 }),
+        }
+        open = shared;
+    }
+    blocks
+}
 
 /// Attention of every query row `q [R, H*key]` over its keys in `kv [positions, H*(key+value)]` into `out [R, H*value]`.
 /// Softmax in f32; `keys(r)` are the positions of row r.
@@ -129,21 +202,32 @@ pub fn attention<'k>(
         assert!(last < kv.rows(), "attention: row {r} asks for position {last} of {}", kv.rows());
         work += keys.len() * shape.row_len();
     }
+    let blocks = blocks(q.rows(), &keys);
     let mut tasks = Vec::new();
-    for (block, out) in out.row_pieces(ROWS).into_iter().enumerate() {
-        for (head, out) in out.column_pieces(shape.value).into_iter().enumerate() {
-            tasks.push((block, head, out));
+    let mut rest = out;
+    for block in &blocks {
+        let (out, after) = rest.split_rows_at(block.rows);
+        rest = after;
+        // Several heads a task, as long as every thread has some and the block's queries stay in the cache.
+        let most = if block.rows == 1 { 8 } else { 2 };
+        let group = (shape.heads * blocks.len() / (4 * par::threads())).clamp(1, most);
+        for (i, out) in out.column_pieces(group * shape.value).into_iter().enumerate() {
+            tasks.push((block, i * group, out));
         }
     }
-    par::each(tasks, work, |_, (block, head, mut out)| {
-        let first = block * ROWS;
-        let most = (0..out.rows()).map(|r| keys(first + r).len()).max().unwrap_or(0);
-        let mut scores = vec![0.0f32; most];
-        for r in 0..out.rows() {
-            let q = &q.row(first + r)[head * shape.key..(head + 1) * shape.key];
-            let column = head * (shape.key + shape.value);
-            attend(q, kv, column, shape, keys(first + r), scale, &mut scores, out.row_mut(r));
-        }
+    par::each(tasks, work, |_, (block, head, out)| {
+        let seen: Vec<usize> = (0..block.rows).map(|r| keys(block.first + r).len()).collect();
+        let longest = seen.iter().copied().max().unwrap_or(0);
+        let shared = match keys(block.first) {
+            Keys::Below(_) => Keys::Below(longest),
+            listed @ Keys::Listed(_) => listed,
+        };
+        let heads = out.cols() / shape.value;
+        let mut scores = vec![0.0f32; heads * block.rows * longest];
+        let q = q.range(block.first, block.rows).columns(head * shape.key, heads * shape.key);
+        let width = shape.key + shape.value;
+        let kv = kv.columns(head * width, heads * width);
+        attend(q, kv, shape, shared, &seen, scale, &mut scores, out);
     });
 }
 

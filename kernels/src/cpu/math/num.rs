@@ -118,18 +118,49 @@ pub fn gelu(x: f32) -> f32 {
     (0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2))) as f32
 }
 
-/// Adds the partial sums: halves onto halves.
+/// Half of the partial sums: arrays of this length stay in vector registers.
+const HALF: usize = LANES / 2;
+
+/// Adds the partial sums: upper halves onto lower halves.
 #[inline(always)]
-pub(crate) fn tree(lanes: &[f32; LANES]) -> f32 {
-    let mut v = *lanes;
-    let mut width = LANES / 2;
-    while width > 0 {
-        for l in 0..width {
-            v[l] += v[l + width];
-        }
-        width /= 2;
+fn tree(low: &[f32; HALF], high: &[f32; HALF]) -> f32 {
+    // Hides from the compiler where the sums come from: it would lay out the loops before for this tree, with narrow
+    // vectors and shuffles.
+    let (low, high) = std::hint::black_box((*low, *high));
+    let mut a = [0.0f32; HALF];
+    for l in 0..HALF {
+        a[l] = low[l] + high[l];
     }
-    v[0]
+    let mut b = [0.0f32; 8];
+    for l in 0..8 {
+        b[l] = a[l] + a[l + 8];
+    }
+    let mut c = [0.0f32; 4];
+    for l in 0..4 {
+        c[l] = b[l] + b[l + 4];
+    }
+    (c[0] + c[2]) + (c[1] + c[3])
+}
+
+/// The last, partial stretch of a sum, filled up with `fill`.
+#[inline(always)]
+fn padded(rest: &[f32], fill: f32) -> [f32; LANES] {
+    let mut whole = [fill; LANES];
+    whole[..rest.len()].copy_from_slice(rest);
+    whole
+}
+
+#[inline(always)]
+fn halves(x: &[f32; LANES]) -> (&[f32; HALF], &[f32; HALF]) {
+    let (parts, _) = x.as_chunks::<HALF>();
+    (&parts[0], &parts[1])
+}
+
+#[inline(always)]
+fn fma_half(acc: &mut [f32; HALF], x: &[f32; HALF], y: &[f32; HALF]) {
+    for l in 0..HALF {
+        acc[l] = x[l].mul_add(y[l], acc[l]);
+    }
 }
 
 /// Σ a_i b_i, fused, in the fixed order of [`LANES`].
@@ -137,49 +168,54 @@ pub(crate) fn tree(lanes: &[f32; LANES]) -> f32 {
 pub(crate) fn dot_inline(a: &[f32], b: &[f32]) -> f32 {
     let (a_whole, a_rest) = a.as_chunks::<LANES>();
     let (b_whole, b_rest) = b.as_chunks::<LANES>();
-    let mut lanes = [0.0f32; LANES];
+    let (mut low, mut high) = ([0.0f32; HALF], [0.0f32; HALF]);
     for (x, y) in a_whole.iter().zip(b_whole) {
-        for l in 0..LANES {
-            lanes[l] = x[l].mul_add(y[l], lanes[l]);
-        }
+        let ((x0, x1), (y0, y1)) = (halves(x), halves(y));
+        fma_half(&mut low, x0, y0);
+        fma_half(&mut high, x1, y1);
     }
-    for (l, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
-        lanes[l] = x.mul_add(*y, lanes[l]);
+    if !a_rest.is_empty() {
+        let (x, y) = (padded(a_rest, 0.0), padded(b_rest, 0.0));
+        let ((x0, x1), (y0, y1)) = (halves(&x), halves(&y));
+        fma_half(&mut low, x0, y0);
+        fma_half(&mut high, x1, y1);
     }
-    tree(&lanes)
+    tree(&low, &high)
 }
 
 /// Σ a_i in the fixed order of [`LANES`].
 #[inline(always)]
 pub(crate) fn sum_inline(a: &[f32]) -> f32 {
     let (whole, rest) = a.as_chunks::<LANES>();
-    let mut lanes = [0.0f32; LANES];
-    for x in whole {
-        for l in 0..LANES {
-            lanes[l] += x[l];
+    let (mut low, mut high) = ([0.0f32; HALF], [0.0f32; HALF]);
+    let last = padded(rest, 0.0);
+    for x in whole.iter().chain(std::iter::once(&last)) {
+        let (x0, x1) = halves(x);
+        for l in 0..HALF {
+            low[l] += x0[l];
+        }
+        for l in 0..HALF {
+            high[l] += x1[l];
         }
     }
-    for (l, x) in rest.iter().enumerate() {
-        lanes[l] += x;
-    }
-    tree(&lanes)
+    tree(&low, &high)
 }
 
 /// The largest element, minus infinity if there is none. A NaN is passed over.
 #[inline(always)]
 pub(crate) fn max_inline(a: &[f32]) -> f32 {
-    let (whole, rest) = a.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (whole, rest) = a.as_chunks::<HALF>();
+    let mut best = [f32::NEG_INFINITY; HALF];
     for x in whole {
-        for l in 0..LANES {
-            lanes[l] = if x[l] > lanes[l] { x[l] } else { lanes[l] };
+        for l in 0..HALF {
+            best[l] = if x[l] > best[l] { x[l] } else { best[l] };
         }
     }
-    let mut best = f32::NEG_INFINITY;
-    for &x in rest.iter().chain(&lanes) {
-        best = if x > best { x } else { best };
+    let mut top = f32::NEG_INFINITY;
+    for &x in rest.iter().chain(&best) {
+        top = if x > top { x } else { top };
     }
-    best
+    top
 }
 
 /// Turns scores into e^(score - largest) and returns their sum: a softmax but for the division.
