@@ -151,8 +151,11 @@ impl Settings {
                     None => key.into(),
                 }
             });
-        let settings: Self =
-            figment.merge(environment).merge(Serialized::defaults(flags)).extract().map_err(|e| explain(&e))?;
+        let settings: Self = figment
+            .merge(environment)
+            .merge(Serialized::defaults(flags))
+            .extract()
+            .map_err(|e| explain(&e))?;
         settings.check()?;
         Ok(settings)
     }
@@ -187,13 +190,16 @@ impl Settings {
     pub fn model_dir(&self) -> Result<PathBuf, ConfigError> {
         match &self.model {
             Some(path) => Ok(path.relative()),
-            None => Err(ConfigError::Wrong("no model: give --model DIR, or a --profile that names one".into())),
+            None => {
+                Err(ConfigError::Wrong("no model: give --model DIR, or a --profile that names one".into()))
+            }
         }
     }
 
     /// The settings of the HTTP layer.
     pub fn http(&self, model: &Path) -> HttpSettings {
-        let folder = || model.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
+        let folder =
+            || model.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         HttpSettings {
             served_name: self.served_name.clone().unwrap_or_else(folder),
             max_tokens: self.max_tokens,
@@ -211,7 +217,8 @@ impl Settings {
 
 /// The file of a profile: a path, or a name with `config/NAME.toml` here, in [`CONFIG_DIR_ENV`], or above the program.
 fn find_profile(name: &str) -> Result<PathBuf, ConfigError> {
-    let is_path = name.contains(std::path::is_separator) || Path::new(name).extension().is_some_and(|e| e == "toml");
+    let is_path =
+        name.contains(std::path::is_separator) || Path::new(name).extension().is_some_and(|e| e == "toml");
     let mut looked = Vec::new();
     if is_path {
         looked.push(PathBuf::from(name));
@@ -272,7 +279,10 @@ mod tests {
     fn layers_by_strength() {
         Jail::expect_with(|jail| {
             jail.create_dir("config")?;
-            jail.create_file("config/mine.toml", "model = \"../weights\"\nport = 1\nslots = 7\n[limits]\nstop_bytes = 9\n")?;
+            jail.create_file(
+                "config/mine.toml",
+                "model = \"../weights\"\nport = 1\nslots = 7\n[limits]\nstop_bytes = 9\n",
+            )?;
             jail.set_env("PLUGFOLD_PORT", "2");
             jail.set_env("PLUGFOLD_LIMITS_BODY_BYTES", "77");
             jail.set_env("PLUGFOLD_RANKS_SECRET", "hush");
@@ -282,7 +292,8 @@ mod tests {
             assert_eq!(settings.limits.stop_strings, Limits::default().stop_strings);
             let model = settings.model_dir().unwrap();
             assert!(model.ends_with("config/../weights"), "{}", model.display());
-            let settings = Settings::load(Some("config/mine.toml"), json!({"port": 3, "model": "here"})).unwrap();
+            let settings =
+                Settings::load(Some("config/mine.toml"), json!({"port": 3, "model": "here"})).unwrap();
             assert_eq!((settings.port, settings.model_dir().unwrap()), (3, PathBuf::from("here")));
             Ok(())
         });

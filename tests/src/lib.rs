@@ -2,4 +2,5 @@
 
 pub mod goldens;
 pub mod hooks;
+pub mod http;
 pub mod model;

@@ -8,7 +8,7 @@ use plugfold_engine::service::{Event, Request, RequestStats, Sampling, Service};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
-use super::{ModelArgs, model, write_whole};
+use super::{ModelArgs, exl3, model, write_whole};
 
 /// Measure.
 #[derive(Subcommand)]
@@ -17,6 +17,8 @@ pub enum Bench {
     Decode(Run),
     /// Prompt tokens a second.
     Prefill(Run),
+    /// EXL3 products against what memory and arithmetic allow, and the encoder's speed and error.
+    Exl3(exl3::Measure),
 }
 
 /// What to measure with.
@@ -44,6 +46,7 @@ impl Bench {
         let (kind, args) = match self {
             Self::Decode(args) => ("decode", args),
             Self::Prefill(args) => ("prefill", args),
+            Self::Exl3(args) => return args.run(),
         };
         let decode = kind == "decode";
         if args.runs == 0 {
@@ -56,13 +59,17 @@ impl Bench {
         let fits = info.context.saturating_sub(tokens);
         let length = args.prompt.unwrap_or(if decode { 32 } else { 512 }.min(fits));
         if length == 0 || length > fits {
-            bail!("a prompt of {length} and {tokens} new tokens do not fit into the context of {}", info.context);
+            bail!(
+                "a prompt of {length} and {tokens} new tokens do not fit into the context of {}",
+                info.context
+            );
         }
         let mut rates = Vec::new();
         let mut runs = Vec::new();
         for number in 0..=args.runs {
             // Another prompt each time: nothing of an earlier run can be used again.
-            let ids = (0..length).map(|at| ((at * 7919 + number * 104_729) % info.vocab_size) as u32).collect();
+            let ids =
+                (0..length).map(|at| ((at * 7919 + number * 104_729) % info.vocab_size) as u32).collect();
             let stats = measure(engine.as_ref(), ids, tokens)?;
             if number > 0 {
                 let rate = if decode {
@@ -79,7 +86,10 @@ impl Bench {
         others.finish();
         rates.sort_by(f64::total_cmp);
         let (low, median, high) = (rates[0], rates[rates.len() / 2], rates[rates.len() - 1]);
-        println!("{kind}: {median:.1} tokens/s (median of {}, {low:.1} to {high:.1}), prompt {length}", rates.len());
+        println!(
+            "{kind}: {median:.1} tokens/s (median of {}, {low:.1} to {high:.1}), prompt {length}",
+            rates.len()
+        );
         let report = json!({
             "bench": kind, "model": settings.model_dir()?, "prompt_tokens": length, "new_tokens": tokens,
             "ranks": info.ranks, "threads": rayon::current_num_threads(), "prefill_rows": settings.prefill_rows,

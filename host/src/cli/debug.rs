@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 
-use super::{ModelArgs, ids, model, write_whole};
+use super::{ModelArgs, exl3, ids, model, write_whole};
 
 /// Write what the model computes.
 #[derive(Subcommand)]
@@ -16,6 +16,8 @@ pub enum Debug {
     Logits(Trace),
     /// The streams after every layer: `layer.N` [positions, streams, hidden], and `final` [positions, hidden], f32.
     Hidden(Trace),
+    /// A stored EXL3 layer, decoded: `inner` [k, n], f16, and `w` [k, n], f32.
+    Exl3(exl3::Decode),
 }
 
 /// A prompt and where its trace goes.
@@ -37,6 +39,7 @@ impl Debug {
         let (args, streams) = match self {
             Self::Logits(args) => (args, false),
             Self::Hidden(args) => (args, true),
+            Self::Exl3(args) => return args.run(),
         };
         let prompt = ids(&args.ids)?;
         let settings = args.model.settings(json!({"slots": 1}))?;
@@ -58,12 +61,16 @@ impl Debug {
         opened.rank.world.goodbye();
         drop(opened.rank);
         opened.others.finish();
-        let bytes: Vec<Vec<u8>> =
-            tensors.iter().map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect()).collect();
+        let bytes: Vec<Vec<u8>> = tensors
+            .iter()
+            .map(|(_, _, values)| values.iter().flat_map(|v| v.to_le_bytes()).collect())
+            .collect();
         let views = tensors
             .iter()
             .zip(&bytes)
-            .map(|((name, shape, _), data)| Ok((name.clone(), TensorView::new(Dtype::F32, shape.clone(), data)?)))
+            .map(|((name, shape, _), data)| {
+                Ok((name.clone(), TensorView::new(Dtype::F32, shape.clone(), data)?))
+            })
             .collect::<anyhow::Result<Vec<_>>>()
             .context("the trace does not have the shape it should")?;
         write_whole(&args.out, |path| Ok(safetensors::serialize_to_file(views, None, path)?))

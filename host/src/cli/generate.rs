@@ -109,8 +109,11 @@ impl Generate {
         };
         let handle = engine.submit(request)?;
         let thinking = text.as_ref().is_some_and(|t| t.thinking_is_open(&prompt));
-        let parser: Box<dyn ReplyParser> =
-            if self.prompt.chat.is_some() { Box::new(ChatParser::new(thinking, Vec::new())) } else { Box::new(Verbatim) };
+        let parser: Box<dyn ReplyParser> = if self.prompt.chat.is_some() {
+            Box::new(ChatParser::new(thinking, Vec::new()))
+        } else {
+            Box::new(Verbatim)
+        };
         let mut reply = Reply::new(parser, !self.json);
         let bar = Prefilling::start(prompt.len());
         let (finish, stats) = loop {
@@ -241,8 +244,10 @@ impl Tokenize {
         let text = model::text(&folder, &[])?;
         let ids = self.prompt.encode(Some(&text), !self.no_thinking)?;
         if self.json {
-            let texts: Vec<String> =
-                ids.iter().map(|id| String::from_utf8_lossy(text.tokenizer.token_bytes(*id)).into_owned()).collect();
+            let texts: Vec<String> = ids
+                .iter()
+                .map(|id| String::from_utf8_lossy(text.tokenizer.token_bytes(*id)).into_owned())
+                .collect();
             println!("{}", json!({"count": ids.len(), "tokens": ids, "texts": texts}));
         } else {
             let ids: Vec<String> = ids.iter().map(u32::to_string).collect();

@@ -2,9 +2,11 @@
 
 mod bench;
 mod debug;
+mod exl3;
 mod generate;
 mod model;
 mod progress;
+mod quantize;
 mod serve;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +51,8 @@ enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Write a checkpoint with its large matrices in EXL3.
+    Quantize(quantize::Quantize),
     /// A further rank; started by rank 0.
     #[command(hide = true)]
     Rank(model::Follow),
@@ -100,7 +104,9 @@ impl ModelArgs {
     /// All settings, `more` being further flags of the command.
     fn settings(&self, more: impl Serialize) -> anyhow::Result<Settings> {
         let mut flags = serde_json::to_value(self)?;
-        if let (Some(flags), serde_json::Value::Object(more)) = (flags.as_object_mut(), serde_json::to_value(more)?) {
+        if let (Some(flags), serde_json::Value::Object(more)) =
+            (flags.as_object_mut(), serde_json::to_value(more)?)
+        {
             flags.extend(more);
         }
         let profile = match (&self.profile, &self.model) {
@@ -123,6 +129,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Tokenize(args) => args.run()?,
         Command::Debug(args) => args.run()?,
         Command::Bench(args) => args.run()?,
+        Command::Quantize(args) => args.run()?,
         Command::Rank(args) => args.run()?,
     }
     Ok(ExitCode::SUCCESS)
@@ -132,7 +139,11 @@ fn log(options: &Log) -> anyhow::Result<()> {
     let filter = tracing_subscriber::EnvFilter::try_new(&options.log)
         .with_context(|| format!("--log {:?} is not a filter", options.log))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if options.log_json { builder.json().init() } else { builder.init() }
+    if options.log_json {
+        builder.json().init()
+    } else {
+        builder.init()
+    }
     Ok(())
 }
 

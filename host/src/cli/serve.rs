@@ -67,7 +67,8 @@ impl Serve {
     /// Serves until a signal comes or the engine fails.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let settings = self.model.settings(&self.flags)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
         let (host, port) = (settings.host.clone(), settings.port);
         let server = runtime.block_on(Server::bind(&host, port)).with_context(|| {
             format!("cannot listen at {host} port {port}; free it, or choose another with --port")

@@ -260,9 +260,11 @@ fn policy(fields: &Fields, model: Option<&str>) -> Result<Policy, ApiError> {
 }
 
 fn messages(app: &App, fields: &Fields) -> Result<(), ApiError> {
+    if !fields.get("messages").is_some_and(Value::is_array) {
+        return Err(ApiError::field("messages", "must be a list of messages"));
+    }
     match fields.list("messages", app.settings.limits.messages)? {
-        None => Err(ApiError::field("messages", "must be a list of messages")),
-        Some([]) => Err(ApiError::field("messages", "must hold at least one message")),
+        None | Some([]) => Err(ApiError::field("messages", "must hold at least one message")),
         Some(_) => Ok(()),
     }
 }

@@ -89,7 +89,9 @@ impl Tokenizer {
             }
             let id = u32::try_from(id).map_err(|_| load(format!("added token id {id} is too large")))?;
             if full.token_to_id(text) != Some(id) {
-                return Err(load(format!("added token {text:?} has id {id}, which leaves a gap after the vocabulary")));
+                return Err(load(format!(
+                    "added token {text:?} has id {id}, which leaves a gap after the vocabulary"
+                )));
             }
             let flag = |name: &str| entry[name].as_bool().unwrap_or(false);
             controls.push(ControlToken {
