@@ -48,7 +48,10 @@ def schema(params, required, r: random.Random | None = None, words=None) -> dict
         props[name] = dict(SCHEMAS[kind])
         if with_words:
             props[name]["description"] = (words or {}).get(name) or f"The {name.replace('_', ' ')}."
-    return {"type": "object", "properties": props, "required": required}
+    out = {"type": "object", "properties": props, "required": required}
+    if r is not None and coin(r, 0.1):
+        out["additionalProperties"] = False
+    return out
 
 
 def tool(name: str, description: str, parameters: dict) -> dict:

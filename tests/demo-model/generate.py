@@ -45,9 +45,10 @@ def draw(r: random.Random, weights=None) -> Doc:
     weights = weights or WEIGHTS
     skill = r.choices(list(weights), weights=list(weights.values()))[0]
     d = fresh(skill, r, False)
-    if coin(r, 0.15):
+    long = coin(r, 0.02)
+    if long or coin(r, 0.15):
         earlier = []
-        for _ in range(r.choice([1, 1, 2])):
+        for _ in range(r.randint(4, 14) if long else r.choice([1, 1, 2])):
             e = fresh(r.choice(["chat", "facts", "arithmetic", "lists", "copy", "json"]), r, False)
             if len(e.messages[0]["content"]) < 400:
                 earlier += [e.messages[0], assistant(e.messages[1]["content"])]

@@ -25,8 +25,8 @@ def config() -> dict:
         "mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3),
         "layer_types": ["deepseek_sparse_attention" if i in ATTENTION else "linear_attention" for i in range(LAYERS)],
         "indexer_types": ["full"] * LAYERS, "q_lora_rank": 128, "kv_lora_rank": 128, "qk_head_dim": 64, "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 0, "v_head_dim": 64, "mla_use_nope": True, "index_topk": 256, "index_head_dim": 64,
-        "index_n_heads": 4, "index_kpool": 4, "index_kpool_compress": True, "index_kpool_always_select_tail": True,
+        "qk_rope_head_dim": 0, "v_head_dim": 64, "mla_use_nope": True, "index_topk": 256, "index_head_dim": 32,
+        "index_n_heads": 16, "index_kpool": 4, "index_kpool_compress": True, "index_kpool_always_select_tail": True,
         "indexer_rope_interleave": True, "index_share_for_mtp_iteration": True,
         "linear_attn_config": {
             "num_heads": 4, "head_dim": 64, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0,

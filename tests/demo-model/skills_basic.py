@@ -78,6 +78,7 @@ def smalltalk(r: random.Random) -> Doc:
     kind, effort = r.random(), pick_effort(r)
     if kind < 0.3:
         g = r.choice(GREETINGS)
+        g = g.lower() if coin(r, 0.2) else g
         end = r.choice(["!", ".", ""])
         if coin(r, 0.25):
             name = w.person(r)
@@ -92,9 +93,20 @@ def smalltalk(r: random.Random) -> Doc:
     if kind < 0.5:
         return single("chat", r, r.choice(FAREWELLS) + r.choice(["!", "."]), effort, "A farewell.",
                       "The user says goodbye. I say goodbye too.", "Goodbye!")
+    if kind < 0.65:
+        return unknown(r, effort)
     questions, answer = r.choice(SMALL_TALK)
     return single("chat", r, r.choice(questions), effort, "A question about me.",
                   "The user asks about me. I answer from what I know.", answer)
+
+
+def unknown(r: random.Random, effort: str) -> Doc:
+    """A question from outside the small world."""
+    word = r.choice([w.syllables(r), w.syllables(r).capitalize(), r.choice(w.ANIMALS), r.choice(w.THINGS), w.city(r), w.full_name(r)])
+    q = r.choice([f"Who is {word}?", f"What is {word}?", f"Where is {word}?", f"Tell me about {word}.", f"Why is {word} famous?",
+                  f"Write a poem about {word}.", f"When was {word} made?", f"What do you think of {word}?", f"Explain {word} to me."])
+    return single("chat", r, q, effort, "I do not know this.", "This is outside of what I know. I say so.",
+                  "I do not know that. I am only a small demo model.")
 
 
 def fact(r: random.Random) -> Doc:
