@@ -2,6 +2,8 @@
 
 mod output;
 mod plan;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 

@@ -74,7 +74,9 @@ impl Codebook {
     }
 }
 
-const MUL1_GAIN: f32 = 0.006_767_272_949_218_75;
+/// The half 0x1EEE.
+const MUL1_GAIN: f32 = f32::from_bits(0x3BDD_C000);
+/// The half 0xC931.
 const MUL1_OFFSET: f32 = -10.382_812_5;
 
 /// A codebook chosen at compile time, for the vector kernels.

@@ -242,7 +242,7 @@ impl Accumulate<'_> {
 impl Kernel for Accumulate<'_> {
     #[inline(always)]
     fn run(self) {
-        self.all_rows(|a, b, sum| a.mul_add(b, sum));
+        self.all_rows(f32::mul_add);
     }
 
     fn run_scalar(self) {

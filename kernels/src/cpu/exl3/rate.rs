@@ -34,7 +34,7 @@ impl Rate {
     pub(super) const fn from_halves(halves: u8) -> Option<Self> {
         match halves {
             3 | 5 | 7 => Some(Self { halves }),
-            2..=16 if halves % 2 == 0 => Some(Self { halves }),
+            2..=16 if halves.is_multiple_of(2) => Some(Self { halves }),
             _ => None,
         }
     }
@@ -71,7 +71,7 @@ impl Rate {
 
     /// New bits of ring position `position`.
     pub const fn step(self, position: usize) -> u32 {
-        (self.halves as u32 + (position as u32 & 1)) / 2
+        self.halves as u32 / 2 + (self.halves as u32 & position as u32 & 1)
     }
 
     /// Ring bit just behind position `position`: the sum of the steps up to and including it.

@@ -204,7 +204,7 @@ impl<const IN: usize, const OUT: usize> Kernel for Step<'_, IN, OUT> {
         let stride = 1 << (16 - OUT - IN);
         let blocks = table.chunks_exact(NODES << OUT).zip(to.as_chunks_mut::<NODES>().0);
         for (block, (table, to)) in blocks.enumerate() {
-            let first = block * NODES >> IN;
+            let first = (block * NODES) >> IN;
             let mut best = [Lanes::splat(f32::INFINITY); NODES / LANES];
             for (candidate, values) in table.as_chunks::<NODES>().0.iter().enumerate() {
                 let costs = &from[candidate * stride + first..][..const { shared(IN) }];

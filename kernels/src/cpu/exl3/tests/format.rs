@@ -65,7 +65,7 @@ fn files_that_lie_are_refused_by_the_name_of_the_tensor() {
         ),
         (
             "a shape that overflows",
-            good.clone().with("trellis", |t| t.1 = vec![usize::MAX / 16 & !7, 1 << 20, 64]),
+            good.clone().with("trellis", |t| t.1 = vec![(usize::MAX / 16) & !7, 1 << 20, 64]),
             "l.trellis",
         ),
         (

@@ -93,6 +93,14 @@ fn result_depends_on_the_seeds_but_not_on_threads() {
     assert_ne!(seed_of(1, "a"), seed_of(2, "a"));
 }
 
+struct Stored(Vec<StoredTensor>);
+impl Tensors for Stored {
+    fn tensor(&self, name: &str) -> Option<RawTensor<'_>> {
+        let t = self.0.iter().find(|t| t.name == name)?;
+        Some(RawTensor { dtype: t.dtype, shape: t.shape.clone(), data: &t.data })
+    }
+}
+
 #[test]
 fn stored_tensors_read_back_as_the_same_layer() {
     for (codebook, bits) in [(Codebook::ThreeInst, 2.0), (Codebook::Mcg, 5.0), (Codebook::Mul1, 3.5)] {
@@ -102,13 +110,6 @@ fn stored_tensors_read_back_as_the_same_layer() {
         let layer = quantize("a.b", &w, 130, Some(&bias), None, &settings, &|_| ()).unwrap().layer;
         assert_eq!((layer.k(), layer.n()), (256, 256));
         let stored = tensors("a.b", &layer);
-        struct Stored(Vec<StoredTensor>);
-        impl Tensors for Stored {
-            fn tensor(&self, name: &str) -> Option<RawTensor<'_>> {
-                let t = self.0.iter().find(|t| t.name == name)?;
-                Some(RawTensor { dtype: t.dtype, shape: t.shape.clone(), data: &t.data })
-            }
-        }
         let entry = storage(&layer, &stored);
         assert_eq!((entry.bits_per_weight, entry.quant_format), (bits, "exl3"));
         assert_eq!(entry.multiplier.map(|m| m.1), codebook.marker().map(|m| m.1));
@@ -149,7 +150,9 @@ fn calibration_lowers_the_error_of_the_outputs() {
                 let amount = numbers.gauss();
                 row.iter_mut().zip(basis).for_each(|(x, b)| *x += amount * b);
             }
-            row.iter_mut().for_each(|x| *x += 0.3 * numbers.gauss());
+            for x in row.iter_mut() {
+                *x += 0.3 * numbers.gauss();
+            }
         }
         hessian.add(&rows);
     }
