@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 
 /// A shared view of `rows` x `cols` elements.
 #[derive(Debug)]
+#[allow(clippy::struct_field_names)] // rows are what both are about
 pub struct Rows<'a, T = f32> {
     ptr: *const T,
     rows: usize,
@@ -35,7 +36,7 @@ impl<'a, T> Rows<'a, T> {
             "rows: {} elements by {cols}",
             data.len()
         );
-        let rows = if cols == 0 { 0 } else { data.len() / cols };
+        let rows = data.len().checked_div(cols).unwrap_or(0);
         Self { ptr: data.as_ptr(), rows, cols, stride: cols, life: PhantomData }
     }
 

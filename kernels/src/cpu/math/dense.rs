@@ -499,7 +499,9 @@ mod tests {
 
     #[test]
     fn products_match_double_precision() {
-        for (rows, n, k) in [(1, 16, 16), (1, 130, 300), (3, 17, 1), (6, 40, 515), (7, 33, 256), (70, 150, 700)] {
+        for (rows, n, k) in
+            [(1, 16, 16), (1, 130, 300), (3, 17, 1), (6, 40, 515), (7, 33, 256), (70, 150, 700)]
+        {
             let x = random(1, rows * k);
             let w: Vec<bf16> = random(2, n * k).into_iter().map(bf16::from_f32).collect();
             let wide: Vec<f32> = w.iter().map(|v| v.to_f32()).collect();
@@ -509,7 +511,10 @@ mod tests {
             let single = run(&x, PackedMatrix::new(n, k, Elements::F32(&single)).unwrap(), None);
             assert_eq!(bits(&half), bits(&single), "bf16 weights are widened exactly");
             for (got, want) in half.iter().zip(&want) {
-                assert!((f64::from(*got) - want).abs() < 2e-6 * (k as f64).sqrt(), "{rows}x{n}x{k}: {got} {want}");
+                assert!(
+                    (f64::from(*got) - want).abs() < 2e-6 * (k as f64).sqrt(),
+                    "{rows}x{n}x{k}: {got} {want}"
+                );
             }
         }
     }

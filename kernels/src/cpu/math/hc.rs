@@ -213,7 +213,10 @@ pub fn post(x: Rows<'_>, parts: Rows<'_>, post: Rows<'_>, comb: Rows<'_>, out: R
     assert!(n > 0 && comb.cols() == n * n && x.cols().is_multiple_of(n), "hc post: width of post and comb");
     let width = x.cols() / n;
     assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()), "hc post: input and output");
-    assert!(parts.cols() >= width && parts.cols().is_multiple_of(width.max(1)), "hc post: width of the parts");
+    assert!(
+        parts.cols() >= width && parts.cols().is_multiple_of(width.max(1)),
+        "hc post: width of the parts"
+    );
     assert!(
         [parts.rows(), post.rows(), comb.rows()].iter().all(|r| *r == x.rows()),
         "hc post: rows of the operands"
@@ -221,7 +224,13 @@ pub fn post(x: Rows<'_>, parts: Rows<'_>, post: Rows<'_>, comb: Rows<'_>, out: R
     let work = x.rows() * x.cols() * n;
     par::each(out.row_pieces(4), work, |i, out| {
         let (at, count) = (4 * i, out.rows());
-        post_rows(x.range(at, count), parts.range(at, count), post.range(at, count), comb.range(at, count), out);
+        post_rows(
+            x.range(at, count),
+            parts.range(at, count),
+            post.range(at, count),
+            comb.range(at, count),
+            out,
+        );
     });
 }
 
@@ -245,7 +254,14 @@ mod tests {
     impl Site {
         fn new(n: usize, d: usize) -> Self {
             let base = random(2, mixes(n)).iter().map(|v| v * 2.0).collect();
-            Self { n, d, mix: random(1, mixes(n) * n * d), base, scale: vec![0.3, 0.7, 1.1], norm: random(3, d) }
+            Self {
+                n,
+                d,
+                mix: random(1, mixes(n) * n * d),
+                base,
+                scale: vec![0.3, 0.7, 1.1],
+                norm: random(3, d),
+            }
         }
 
         /// Rows of `[h | post | comb | x']`.
@@ -301,7 +317,9 @@ mod tests {
                 if step > 0 {
                     for row in &mut c {
                         let total: f64 = row.iter().sum::<f64>() + 1e-6;
-                        row.iter_mut().for_each(|v| *v /= total);
+                        for v in row.iter_mut() {
+                            *v /= total;
+                        }
                     }
                 }
                 for j in 0..n {

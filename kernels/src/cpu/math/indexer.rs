@@ -247,7 +247,8 @@ mod tests {
 
     #[test]
     fn scores_match_double_precision() {
-        for shape in [SHAPE, Shape { heads: 32, width: 128, ..SHAPE }, Shape { heads: 1, width: 3, ..SHAPE }] {
+        for shape in [SHAPE, Shape { heads: 32, width: 128, ..SHAPE }, Shape { heads: 1, width: 3, ..SHAPE }]
+        {
             let (q, w) = (random(1, shape.heads * shape.width), random(2, shape.heads));
             let pools = random(3, 50 * shape.width);
             let want: Vec<f64> = pools
@@ -256,7 +257,8 @@ mod tests {
                     let heads = q.chunks_exact(shape.width).zip(&w);
                     heads
                         .map(|(q, w)| {
-                            let dot: f64 = q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            let dot: f64 =
+                                q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
                             let root = (shape.width as f64).sqrt() * (shape.heads as f64).sqrt();
                             f64::from(*w) * dot.max(0.0) / root
                         })
@@ -317,7 +319,8 @@ mod tests {
                 // Each chosen pool scores at least as high as each dropped one.
                 let values = score(SHAPE, &q, &w, &pools[..n / 4 * SHAPE.width]);
                 let chosen = |p: usize| ids[..SHAPE.top].contains(&(p as i32 * 4));
-                let lowest = (0..n / 4).filter(|p| chosen(*p)).map(|p| values[p]).fold(f32::INFINITY, f32::min);
+                let lowest =
+                    (0..n / 4).filter(|p| chosen(*p)).map(|p| values[p]).fold(f32::INFINITY, f32::min);
                 assert!((0..n / 4).filter(|p| !chosen(*p)).all(|p| values[p] <= lowest));
             }
         }

@@ -410,8 +410,14 @@ pub fn mix(
     par::each(items, (4 * rows + 2) * shape.state_len(), |head, (next, mut out, mut replay)| {
         let len = CHUNK.min(rows) * width;
         let new = || vec![0.0f32; len];
-        let mut p =
-            Prepared { q: new(), k: new(), v: new(), decay: new(), beta: vec![0.0; CHUNK.min(rows)], out: new() };
+        let mut p = Prepared {
+            q: new(),
+            k: new(),
+            v: new(),
+            decay: new(),
+            beta: vec![0.0; CHUNK.min(rows)],
+            out: new(),
+        };
         next.copy_from_slice(&state[head * width * width..][..width * width]);
         for first in (0..rows).step_by(CHUNK) {
             let count = CHUNK.min(rows - first);
@@ -428,15 +434,7 @@ pub fn mix(
                     replay.beta.row_mut(first + i).copy_from_slice(beta.row(i));
                 }
             }
-            norm_and_gate(
-                &mut p.out[..len],
-                w.o_norm,
-                w.rms_eps,
-                x.gate,
-                first,
-                head,
-                &mut out.reborrow(),
-            );
+            norm_and_gate(&mut p.out[..len], w.o_norm, w.rms_eps, x.gate, first, head, &mut out.reborrow());
         }
     });
     slide(history, x.qkv, next_window);
@@ -574,18 +572,20 @@ mod tests {
                     sum * sig(sum)
                 };
                 for head in 0..h {
-                    let part =
-                        |g: usize| (0..k).map(|d| conv(g * c + head * k + d)).collect::<Vec<f64>>();
+                    let part = |g: usize| (0..k).map(|d| conv(g * c + head * k + d)).collect::<Vec<f64>>();
                     let (mut q, mut key, v) = (part(0), part(1), part(2));
                     for (x, root) in [(&mut q, (k as f64).sqrt()), (&mut key, 1.0)] {
                         let n = (x.iter().map(|v| v * v).sum::<f64>() + 1e-6).sqrt() * root;
-                        x.iter_mut().for_each(|v| *v /= n);
+                        for v in x.iter_mut() {
+                            *v /= n;
+                        }
                     }
                     let beta = sig(f64::from(rows[s][5 * c + head]));
                     let rate = f64::from(self.a_log[head]).exp();
                     let m = &mut state[head * k * k..(head + 1) * k * k];
                     for d in 0..k {
-                        let f = f64::from(rows[s][3 * c + head * k + d]) + f64::from(self.dt_bias[head * k + d]);
+                        let f =
+                            f64::from(rows[s][3 * c + head * k + d]) + f64::from(self.dt_bias[head * k + d]);
                         let g = match self.bound {
                             Some(b) => f64::from(b) * sig(rate * f),
                             None => -rate * f.exp().ln_1p(),

@@ -90,24 +90,24 @@ fn add_values<const K: usize>(p: [f32; K], v: [&[f32]; K], out: &mut [f32]) {
 
 kernel! {
     /// Neighbouring heads of rows that see the first so many of the same keys. Keys are passed once for the scores and
-    /// once for the values, in order, all heads of a key together (they lie side by side in memory).
+    /// once for the values, in order, all heads of a key together (they lie side by side in memory). Queries and outputs
+    /// are `[head][row][channel]`: at their distance in the model's rows they would push each other out of the cache.
     ///
     /// Per row and head: scores, softmax numerators, then each channel of the output is the chain of fused
     /// multiply-adds over the keys in order, over the sum of the numerators.
     fn attend[][](
-        q: Rows<'a>, kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32,
-        scores: &'a mut [f32], out: RowsMut<'a>,
+        q: &'a [f32], kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32,
+        scores: &'a mut [f32], out: &'a mut [f32],
     ) -> () {
-        let mut out = out;
-        let (width, rows, n) = (shape.key + shape.value, out.rows(), keys.len());
-        let heads = q.cols() / shape.key;
+        let (width, rows, n) = (shape.key + shape.value, seen.len(), keys.len());
+        let heads = kv.cols() / width;
         for i in 0..n {
             let row = kv.row(keys.at(i));
             for h in 0..heads {
                 let key = &row[h * width..h * width + shape.key];
                 for r in 0..rows {
                     if i < seen[r] {
-                        let q = &q.row(r)[h * shape.key..(h + 1) * shape.key];
+                        let q = &q[(h * rows + r) * shape.key..][..shape.key];
                         scores[(h * rows + r) * n + i] = dot_inline(q, key) * scale;
                     }
                 }
@@ -117,9 +117,7 @@ kernel! {
         for (at, sum) in sums.iter_mut().enumerate() {
             *sum = exp_scores_inline(&mut scores[at * n..at * n + seen[at % rows]]);
         }
-        for r in 0..rows {
-            out.row_mut(r).fill(0.0);
-        }
+        out.fill(0.0);
         let mut i = 0;
         while i < n {
             let count = if n - i < KEYS { n - i } else { KEYS };
@@ -128,7 +126,7 @@ kernel! {
                 let values: [&[f32]; KEYS] = std::array::from_fn(|j| &block[j][h * width + shape.key..(h + 1) * width]);
                 for r in 0..rows {
                     let p = &scores[(h * rows + r) * n..(h * rows + r) * n + seen[r]];
-                    let out = &mut out.row_mut(r)[h * shape.value..(h + 1) * shape.value];
+                    let out = &mut out[(h * rows + r) * shape.value..][..shape.value];
                     if let Some(p) = p.get(i..i + KEYS) {
                         add_values([p[0], p[1], p[2], p[3]], values, out);
                     } else if i < p.len() {
@@ -140,12 +138,10 @@ kernel! {
             }
             i += count;
         }
-        for r in 0..rows {
-            for (h, out) in out.row_mut(r).chunks_exact_mut(shape.value).enumerate() {
-                let inverse = 1.0 / sums[h * rows + r];
-                for o in out.iter_mut() {
-                    *o *= inverse;
-                }
+        for (out, sum) in out.chunks_exact_mut(shape.value).zip(&sums) {
+            let inverse = 1.0 / sum;
+            for o in out.iter_mut() {
+                *o *= inverse;
             }
         }
     }
@@ -215,7 +211,7 @@ pub fn attention<'k>(
             tasks.push((block, i * group, out));
         }
     }
-    par::each(tasks, work, |_, (block, head, out)| {
+    par::each(tasks, work, |_, (block, head, mut out)| {
         let seen: Vec<usize> = (0..block.rows).map(|r| keys(block.first + r).len()).collect();
         let longest = seen.iter().copied().max().unwrap_or(0);
         let shared = match keys(block.first) {
@@ -224,10 +220,20 @@ pub fn attention<'k>(
         };
         let heads = out.cols() / shape.value;
         let mut scores = vec![0.0f32; heads * block.rows * longest];
-        let q = q.range(block.first, block.rows).columns(head * shape.key, heads * shape.key);
+        let mut packed = Vec::with_capacity(heads * block.rows * shape.key);
+        for h in head..head + heads {
+            for r in block.first..block.first + block.rows {
+                packed.extend_from_slice(&q.row(r)[h * shape.key..(h + 1) * shape.key]);
+            }
+        }
         let width = shape.key + shape.value;
         let kv = kv.columns(head * width, heads * width);
-        attend(q, kv, shape, shared, &seen, scale, &mut scores, out);
+        let mut sums = vec![0.0f32; heads * block.rows * shape.value];
+        attend(&packed, kv, shape, shared, &seen, scale, &mut scores, &mut sums);
+        for (at, sums) in sums.chunks_exact(shape.value).enumerate() {
+            let (h, r) = (at / block.rows, at % block.rows);
+            out.row_mut(r)[h * shape.value..(h + 1) * shape.value].copy_from_slice(sums);
+        }
     });
 }
 
@@ -238,12 +244,7 @@ mod tests {
     use crate::cpu::simd::both_paths;
     use proptest::prelude::*;
 
-    fn run<'k>(
-        q: &[f32],
-        kv: &[f32],
-        shape: Shape,
-        keys: impl Fn(usize) -> Keys<'k> + Sync,
-    ) -> Vec<f32> {
+    fn run<'k>(q: &[f32], kv: &[f32], shape: Shape, keys: impl Fn(usize) -> Keys<'k> + Sync) -> Vec<f32> {
         let q = Rows::new(q, shape.heads * shape.key);
         let mut out = vec![f32::NAN; q.rows() * shape.heads * shape.value];
         let view = RowsMut::new(&mut out, shape.heads * shape.value);
@@ -256,8 +257,7 @@ mod tests {
         for h in 0..s.heads {
             let row = |t: i32| &kv[t as usize * s.row_len() + h * (s.key + s.value)..][..s.key + s.value];
             let score = |t: i32| {
-                let dot: f64 =
-                    (0..s.key).map(|d| f64::from(q[h * s.key + d]) * f64::from(row(t)[d])).sum();
+                let dot: f64 = (0..s.key).map(|d| f64::from(q[h * s.key + d]) * f64::from(row(t)[d])).sum();
                 (dot * 0.37).exp()
             };
             let total: f64 = keys.iter().map(|t| score(*t)).sum();

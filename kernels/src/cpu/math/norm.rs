@@ -139,10 +139,7 @@ kernel! {
         for r in 0..x.rows() {
             let (x, parts, out) = (x.row(r), parts.row(r), out.row_mut(r));
             let width = x.len();
-            let first = &parts[..width];
-            for i in 0..width {
-                out[i] = first[i];
-            }
+            out.copy_from_slice(&parts[..width]);
             for part in parts[width..].chunks_exact(width) {
                 for (o, v) in out.iter_mut().zip(part) {
                     *o += v;
@@ -162,7 +159,10 @@ kernel! {
 pub fn residual(x: Rows<'_>, parts: Rows<'_>, out: RowsMut<'_>) {
     assert_eq!((x.rows(), x.cols()), (out.rows(), out.cols()), "residual: input and output");
     assert!(x.cols() > 0 && parts.rows() == x.rows(), "residual: rows and parts");
-    assert!(parts.cols() >= x.cols() && parts.cols().is_multiple_of(x.cols()), "residual: width of the parts");
+    assert!(
+        parts.cols() >= x.cols() && parts.cols().is_multiple_of(x.cols()),
+        "residual: width of the parts"
+    );
     add_rows(x, parts, out);
 }
 

@@ -302,7 +302,10 @@ mod tests {
         for x in grid(1e-3, 4.0, 100_000).chain((0..1000).map(|i| f32::from_bits(i * 2_139_095 + 1))) {
             let want = f64::from(x).ln();
             let err = (f64::from(ln(x)) - want).abs();
-            assert!(err <= 1.2e-7 * want.abs() + 6e-8 * f64::from((x - 1.0).abs().min(1.0)), "ln({x}): {err}");
+            assert!(
+                err <= 1.2e-7 * want.abs() + 6e-8 * f64::from((x - 1.0).abs().min(1.0)),
+                "ln({x}): {err}"
+            );
         }
         assert_eq!(ln(1.0), 0.0);
         assert_eq!(ln(0.0), f32::NEG_INFINITY);

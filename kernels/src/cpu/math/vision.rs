@@ -129,7 +129,9 @@ pub enum VisionError {
         merge: usize,
     },
     /// Patches and grids do not agree.
-    #[error("the vision grids hold {grids} patches of {width} values, the pixels are {pixels} patches of {got}")]
+    #[error(
+        "the vision grids hold {grids} patches of {width} values, the pixels are {pixels} patches of {got}"
+    )]
     Patches {
         /// Patches of the grids.
         grids: usize,
@@ -257,7 +259,8 @@ impl Tower<'_> {
                 got: pixels.cols(),
             });
         }
-        let angles: Vec<Angles> = grids.iter().map(|g| Angles::new(*g, merge, width / heads, theta)).collect();
+        let angles: Vec<Angles> =
+            grids.iter().map(|g| Angles::new(*g, merge, width / heads, theta)).collect();
         let mut x = vec![0.0; patches * width];
         matmul(pixels, self.patch.weight, self.patch.bias, RowsMut::new(&mut x, width));
         for block in &self.blocks {
@@ -340,9 +343,12 @@ mod tests {
     const OUT: usize = 20;
     const INNER: usize = 17;
 
-    /// Row-major weights of a small tower.
+    /// Outputs, inputs, row-major weight, bias.
+    type Plane = (usize, usize, Vec<f32>, Vec<f32>);
+
+    /// Weights of a small tower.
     struct Plain {
-        data: std::collections::BTreeMap<&'static str, (usize, usize, Vec<f32>, Vec<f32>)>,
+        data: std::collections::BTreeMap<&'static str, Plane>,
     }
 
     impl Plain {
@@ -452,7 +458,8 @@ mod tests {
                             .collect();
                         let total: f64 = weights.iter().sum();
                         for c in 0..dim {
-                            let sum: f64 = weights.iter().enumerate().map(|(t, w)| w * head(t, 2, h)[c]).sum();
+                            let sum: f64 =
+                                weights.iter().enumerate().map(|(t, w)| w * head(t, 2, h)[c]).sum();
                             attended.push(sum / total);
                         }
                     }

@@ -19,12 +19,15 @@ fn lookup(
     let id = round.tokens[row];
     if !round.embeds.is_empty() {
         let Some(&address) = round.embeds.get(row) else {
-            let text = format!("round table: embeds has {} entries for {} rows", round.embeds.len(), round.rows());
+            let text =
+                format!("round table: embeds has {} entries for {} rows", round.embeds.len(), round.rows());
             return Err(o.error(&text));
         };
         if address != 0 {
             if !address.is_multiple_of(align_of::<f32>()) {
-                return Err(o.error(&format!("embedding of row {row} lies at {address:#x}, must be a multiple of 4")));
+                return Err(o.error(&format!(
+                    "embedding of row {row} lies at {address:#x}, must be a multiple of 4"
+                )));
             }
             // SAFETY: the round table promises `hidden_size` numbers at this address for the length of the call; `out` is
             // that long.

@@ -86,7 +86,8 @@ struct Sizes {
 }
 
 fn sizes(o: &Operands<'_>) -> Result<Sizes, OpError> {
-    let (experts, slots, width, hidden) = (o.size(0, "E")?, o.size(1, "k")?, o.size(2, "I")?, o.size(3, "D")?);
+    let (experts, slots, width, hidden) =
+        (o.size(0, "E")?, o.size(1, "k")?, o.size(2, "I")?, o.size(3, "D")?);
     Ok(Sizes { experts, slots, width, hidden, pairs: o.rows() * slots })
 }
 

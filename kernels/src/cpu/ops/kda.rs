@@ -33,7 +33,11 @@ fn whole(o: &Operands<'_>, s: &Sequence) -> Result<(), OpError> {
         return Ok(());
     }
     let all = o.round().seq_rows[s.index];
-    Err(o.error(&format!("the call covers {} of {all} rows of sequence {}, must cover all", s.rows.len(), s.index)))
+    Err(o.error(&format!(
+        "the call covers {} of {all} rows of sequence {}, must cover all",
+        s.rows.len(),
+        s.index
+    )))
 }
 
 pub(super) fn mix(o: &Operands<'_>) -> Result<(), OpError> {

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use half::bf16;
-use plugfold_abi::{Addressing, CacheView, Call, DType, OpError, RoundTable, SlotState, View, Weight, formats};
+use plugfold_abi::{
+    Addressing, CacheView, Call, DType, OpError, RoundTable, SlotState, View, Weight, formats,
+};
 
 use crate::cpu::math::dense::{Elements, PackedMatrix, packed_len};
 use crate::cpu::rows::{Rows, RowsMut};
@@ -305,7 +307,9 @@ impl<'c> Operands<'c> {
     pub fn state(&self, i: usize, name: &'static str, len: usize) -> Result<Cache<'c>, OpError> {
         let rows = self.call.caches[i].rows as usize;
         if rows == 0 || !len.is_multiple_of(rows) {
-            return Err(self.error(&format!("cache {name} has records of {rows} rows, must hold {len} numbers")));
+            return Err(
+                self.error(&format!("cache {name} has records of {rows} rows, must hold {len} numbers"))
+            );
         }
         let cache = self.cache(i, name, len / rows, Addressing::State)?;
         if cache.view.parity_stride == 0 {

@@ -91,7 +91,14 @@ fn hc_finish(bench: &mut Bench, rows: usize) -> RooflineRow {
             hc_eps: 1e-6,
         };
         let (h, post) = (RowsMut::new(&mut h, D), RowsMut::new(&mut post, N));
-        hc::finish(Rows::new(&dots, n + 1), Rows::new(&x, N * D), mix, h, post, RowsMut::new(&mut comb, N * N));
+        hc::finish(
+            Rows::new(&dots, n + 1),
+            Rows::new(&x, N * D),
+            mix,
+            h,
+            post,
+            RowsMut::new(&mut comb, N * N),
+        );
     })
 }
 
@@ -174,7 +181,8 @@ fn experts(bench: &mut Bench, rows: usize) -> RooflineRow {
     let count = WEIGHTS / (up + down);
     let pairs = rows * SLOTS;
     let x = numbers(rows * D);
-    let (mut z, mut a, mut y) = (vec![0.0; pairs * 2 * INNER], vec![0.0; pairs * INNER], vec![0.0; pairs * D]);
+    let (mut z, mut a, mut y) =
+        (vec![0.0; pairs * 2 * INNER], vec![0.0; pairs * INNER], vec![0.0; pairs * D]);
     let used = count.min(pairs);
     let bytes = BF16 * (used * (up + down)) as f64 + F32 * (pairs * (D + 6 * INNER)) as f64;
     let name = format!("8 experts a row of {count}");
