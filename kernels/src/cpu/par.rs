@@ -5,7 +5,7 @@
 use rayon::prelude::*;
 
 /// Below this many multiply-adds a call is not worth waking another thread.
-const SERIAL_BELOW: usize = 1 << 16;
+const SERIAL_BELOW: usize = 1 << 18;
 
 /// Threads of the pool.
 pub fn threads() -> usize {
