@@ -1,0 +1,78 @@
+"""Writes the held-out evaluation set: eval/<skill>.jsonl, 64 requests each in OpenAI chat form.
+
+Every line has `id`, `skill`, `request` and `turns`.  A turn expects either `calls` (name and arguments, in any order;
+then `results` holds the texts of the tool messages to send back) or `text` with a `check`: "text" (equal after
+trimming) or "json" (equal as JSON).
+
+Problems come from the share that training never sees.  Arithmetic is special: what can only be known by heart (one-digit
+sums, differences and products, and exact divisions) comes from the trained share, two-digit problems from the other.
+`arithmetic` thinks first; `arithmetic_direct` has little or no thinking.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import generate
+import skills_basic as basic
+import world as w
+
+COUNT, FIRST = 64, 10_000
+HERE = Path(__file__).resolve().parent / "eval"
+ORDER = [s for s in generate.MAKERS if s != "arithmetic"]
+
+
+def arithmetic(r: random.Random, efforts) -> generate.Doc:
+    while True:
+        d = basic.arithmetic(r)
+        a, op, b = re.fullmatch(r"arith (\d+)([-+*/])(\d+)", d.key).groups()
+        by_heart = op == "/" or max(int(a), int(b)) < 10
+        if d.effort in efforts and w.held_out(d.key) != by_heart:
+            return d
+
+
+def request(d) -> dict:
+    last = max(i for i, m in enumerate(d.messages) if m["role"] == "user")
+    body = {"model": "demo", "messages": d.messages[:last + 1], "temperature": 0, "max_tokens": 600}
+    if d.tools:
+        body["tools"] = d.tools
+    body["chat_template_kwargs"] = {"enable_thinking": False} if d.effort == "off" else {"reasoning_effort": d.effort}
+    return body
+
+
+def turns(d) -> list:
+    last = max(i for i, m in enumerate(d.messages) if m["role"] == "user")
+    out: list = []
+    for m in d.messages[last + 1:]:
+        if m["role"] == "tool":
+            out[-1]["results"].append(m["content"])
+        elif m.get("tool_calls"):
+            out.append({"calls": [c["function"] for c in m["tool_calls"]], "results": []})
+        else:
+            out.append({"text": m["content"], "check": "json" if d.check == "json" else "text"})
+    return out
+
+
+def sets() -> dict:
+    """{skill: documents}"""
+    out = {s: [generate.draw_held(s, FIRST + i) for i in range(COUNT)] for s in ORDER}
+    for name, efforts in (("arithmetic", ("high", "max")), ("arithmetic_direct", ("off", "low"))):
+        out[name] = [arithmetic(random.Random(f"eval/{name}/{i}"), efforts) for i in range(COUNT)]
+    return out
+
+
+def main() -> None:
+    HERE.mkdir(exist_ok=True)
+    whole = sets()
+    for skill, docs in whole.items():
+        lines = [json.dumps({"id": f"{skill}-{i:03d}", "skill": skill, "request": request(d), "turns": turns(d)}, ensure_ascii=False)
+                 for i, d in enumerate(docs)]
+        (HERE / f"{skill}.jsonl").write_text("\n".join(lines) + "\n")
+    print(", ".join(f"{s} {len(d)}" for s, d in whole.items()))
+
+
+if __name__ == "__main__":
+    main()
