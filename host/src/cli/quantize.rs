@@ -17,7 +17,7 @@ use plugfold_kernels::cpu::exl3::{Codebook, Rate};
 use rayon::prelude::*;
 
 use output::{Output, Report};
-use plan::{Bits, Linear, Plan};
+use plan::{Linear, Plan, Rates};
 
 /// Write a checkpoint with its large matrices in EXL3.
 ///
@@ -32,7 +32,7 @@ pub struct Quantize {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     #[command(flatten)]
-    bits: Bits,
+    rates: Rates,
     /// Codebook: mul1, mcg or 3inst. Half bits exist with mul1 only.
     #[arg(long, default_value = "mul1", value_name = "NAME", value_parser = codebook)]
     codebook: Codebook,
@@ -55,7 +55,7 @@ impl Quantize {
     /// Quantizes.
     pub fn run(self) -> anyhow::Result<()> {
         let source = Checkpoint::open(&self.model)?;
-        let plan = Plan::new(&source, &self.bits, self.codebook)?;
+        let plan = Plan::new(&source, &self.rates, self.codebook)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?;
         let mut output = Output::open(&self.out, &self.model, &self.options(&source))?;
         let bar = ProgressBar::new(plan.weights());
@@ -83,10 +83,10 @@ impl Quantize {
                 let tensor = source.tensor(name).with_context(|| format!("tensor `{name}` is gone"))?;
                 Ok((name.clone(), tensor))
             });
-            output.write(&path, layers, plain.collect::<anyhow::Result<Vec<_>>>()?)?;
+            output.write(&path, &layers, plain.collect::<anyhow::Result<Vec<_>>>()?)?;
         }
         bar.finish_and_clear();
-        output.finish(&source, self.codebook, &plan, !self.no_out_scales, self.bits.head())
+        output.finish(&source, self.codebook, &plan, !self.no_out_scales, self.rates.head())
     }
 
     /// Everything the bytes depend on, to recognize the run that is resumed.
@@ -94,7 +94,7 @@ impl Quantize {
         serde_json::json!({
             "source_bytes": source.bytes(),
             "source_tensors": source.names().count(),
-            "bits": self.bits.describe(),
+            "bits": self.rates.describe(),
             "codebook": self.codebook.name(),
             "seed": self.seed,
             "out_scales": !self.no_out_scales,

@@ -163,12 +163,12 @@ impl Output {
     pub fn write(
         &mut self,
         file: &str,
-        layers: Vec<(Vec<StoredTensor>, Report)>,
+        layers: &[(Vec<StoredTensor>, Report)],
         plain: Vec<(String, TensorData<'_>)>,
     ) -> anyhow::Result<()> {
         let mut report = FileReport::default();
         let mut all = Vec::new();
-        for (stored, _) in &layers {
+        for (stored, _) in layers {
             all.extend(views(stored)?);
         }
         for (name, tensor) in plain {
@@ -187,7 +187,7 @@ impl Output {
         let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
         write_file(&self.dir.join(file), all, metadata)?;
         write_json(&self.work.join(format!("{file}.json")), &serde_json::to_value(&report)?)?;
-        for (_, report) in &layers {
+        for (_, report) in layers {
             // From here on the file counts; a part that stays behind is removed at the end.
             let _ = fs::remove_file(self.part_path(&report.name));
         }

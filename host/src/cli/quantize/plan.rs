@@ -23,7 +23,7 @@ fn choice(text: &str) -> Result<Choice, String> {
 
 /// Bits by class of matrix.
 #[derive(Args, Clone)]
-pub struct Bits {
+pub struct Rates {
     /// Bits a weight of every class that has no option of its own: 1 to 8, 1.5, 2.5, 3.5, or 16 to leave it.
     #[arg(long, default_value = "4", value_name = "BITS", value_parser = choice)]
     bits: Choice,
@@ -58,7 +58,7 @@ pub enum Class {
     Head,
 }
 
-impl Bits {
+impl Rates {
     fn of(&self, class: Class) -> Option<Rate> {
         let own = match class {
             Class::Expert => self.expert_bits,
@@ -121,7 +121,7 @@ pub struct Plan(Vec<OutputFile>);
 
 impl Plan {
     /// Sorts the tensors of `source`: one file for each decoder layer, one for the rest.
-    pub fn new(source: &Checkpoint, bits: &Bits, codebook: Codebook) -> anyhow::Result<Self> {
+    pub fn new(source: &Checkpoint, rates: &Rates, codebook: Codebook) -> anyhow::Result<Self> {
         let mut files: BTreeMap<usize, OutputFile> = BTreeMap::new();
         for name in source.names() {
             let Some(tensor) = source.tensor(name) else { continue };
@@ -134,7 +134,7 @@ impl Plan {
             if class.is_none() && name.contains(".experts.") && tensor.shape.len() == 3 {
                 bail!("tensor `{name}` stacks all experts; split it into `experts.N.*.weight` first");
             }
-            match (module, class, class.and_then(|c| bits.of(c)), tensor.shape) {
+            match (module, class, class.and_then(|c| rates.of(c)), tensor.shape) {
                 (Some(module), Some(class), Some(rate), &[outputs, inputs])
                     if outputs.min(inputs) >= SMALLEST_SIDE =>
                 {

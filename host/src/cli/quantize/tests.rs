@@ -117,7 +117,7 @@ fn checkpoint_is_written_whole_and_resumed_to_the_same_bytes() {
     let line = ["quantize", "--model", "m", "--out", "o"].iter().chain(&args);
     let quantize = Line::try_parse_from(line).unwrap().quantize;
     let output = Output::open(second.path(), from.path(), &quantize.options(&checkpoint)).unwrap();
-    let plan = Plan::new(&checkpoint, &quantize.bits, quantize.codebook).unwrap();
+    let plan = Plan::new(&checkpoint, &quantize.rates, quantize.codebook).unwrap();
     quantize.layer(&checkpoint, &output, &plan.files()[1].linears[0], &ProgressBar::hidden()).unwrap();
     fs::write(second.path().join(".model-00001-of-00002.safetensors.77"), "half a file").unwrap();
     assert!(
