@@ -1,5 +1,6 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod drafts;
 pub mod goldens;
 pub mod hooks;
 pub mod http;

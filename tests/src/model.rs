@@ -5,8 +5,11 @@ use std::thread;
 
 use plugfold_abi::Phase;
 use plugfold_engine::core::{Core, CoreOptions, Forward, SeqRows, Want};
+use plugfold_engine::drafts::Drafter;
+use plugfold_engine::engine::Engine;
 use plugfold_engine::rank::{Options, Rank};
 use plugfold_engine::ranks::World;
+use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, Sampling};
 use plugfold_engine::split::Split;
 
 use crate::goldens::tiny_dir;
@@ -117,4 +120,69 @@ pub fn ids(seed: u64, n: usize, vocab: u32) -> Vec<u32> {
             (state % u64::from(vocab)) as u32
         })
         .collect()
+}
+
+/// A request of pseudo-random ids below 480 that ends with its budget.
+pub fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> Request {
+    Request {
+        ids: ids(seed, prompt, 480),
+        attachments: vec![],
+        sampling,
+        max_tokens: tokens,
+        stop_ids: vec![],
+        draft: true,
+    }
+}
+
+/// The reply's tokens, or the error.
+///
+/// # Errors
+/// What the request ended with.
+///
+/// # Panics
+/// When the engine forgets to say how it ended.
+pub fn reply(handle: &Handle) -> Result<(Vec<u32>, Finish), EngineError> {
+    let mut tokens = Vec::new();
+    for event in &handle.events {
+        match event {
+            Event::Tokens(new) => tokens.extend(new),
+            Event::Done { finish, .. } => return Ok((tokens, finish)),
+            Event::Error(error) => return Err(error),
+            Event::Prefill { .. } => {}
+        }
+    }
+    panic!("the events ended without a last one")
+}
+
+/// The reference on every rank.
+pub fn plain(_: usize) -> CoreOptions {
+    CoreOptions::default()
+}
+
+/// An engine over `ranks` ranks in this process; followers end when it is dropped.
+///
+/// # Panics
+/// When it cannot be loaded.
+pub fn engine(options: &Options, ranks: usize, core: impl Fn(usize) -> CoreOptions) -> Engine {
+    engine_with(options, ranks, core, |_| None)
+}
+
+/// As [`engine`], with a drafter on each rank.
+///
+/// # Panics
+/// As [`engine`].
+pub fn engine_with(
+    options: &Options,
+    ranks: usize,
+    core: impl Fn(usize) -> CoreOptions,
+    drafter: impl Fn(usize) -> Option<Box<dyn Drafter>>,
+) -> Engine {
+    let mut worlds = World::local(ranks).unwrap_or_else(|e| panic!("{e}"));
+    for world in worlds.drain(1..) {
+        let rank = world.rank();
+        let (options, core, drafter) = (options.clone(), core(rank), drafter(rank));
+        thread::spawn(move || Rank::load(&options, core, world)?.with_drafter(drafter).follow());
+    }
+    let lead = Rank::load(options, core(0), worlds.remove(0)).unwrap_or_else(|e| panic!("{e}"));
+    Engine::start(lead.with_drafter(drafter(0))).unwrap_or_else(|e| panic!("{e}"))
 }

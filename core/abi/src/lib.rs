@@ -21,7 +21,9 @@ pub use cache::{Addressing, CacheView, SlotState};
 pub use call::{Call, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, Span};
 pub use comm::Comm;
 pub use error::OpError;
-pub use program::{Base, Buffer, BufferId, Extent, NO_LAYER, Operand, Phase, Program, Reach, Shape, Step};
+pub use program::{
+    Base, Buffer, BufferId, Extent, NO_LAYER, Operand, Pass, Phase, Program, Reach, Shape, Step,
+};
 pub use provider::{Below, Bits, Claim, Granted, Plan, Provider, Query};
 pub use round::RoundTable;
 pub use slice::{Slice, Text};

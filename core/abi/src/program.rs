@@ -151,3 +151,15 @@ pub struct Program {
     /// Calls, in an order in which they could run one by one.
     pub steps: Vec<Step>,
 }
+
+/// Rewrites programs before they are checked and resolved: what touches many operations at once (sub-blocks, row splits,
+/// pipelines) is a pass, not a provider of them all.
+pub trait Pass: Send + Sync {
+    /// Who it is, for messages and listings.
+    fn name(&self) -> &str;
+    /// Changes a program. Runs once a shape, on every rank alike: it may depend on the program and on settings only.
+    ///
+    /// # Errors
+    /// A shape that it cannot serve; the calls of that shape then fail.
+    fn rewrite(&self, program: &mut Program) -> Result<(), crate::OpError>;
+}

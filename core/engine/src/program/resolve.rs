@@ -4,18 +4,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use plugfold_abi::{
-    Addressing, Below, CacheView, Call, Claim, MAX_CACHES, MAX_WEIGHTS, OpError, Plan, Program, Provider,
-    Query, Text,
+    Addressing, Below, CacheView, Call, Claim, MAX_CACHES, MAX_WEIGHTS, OpError, Pass, Plan, Program,
+    Provider, Query, Text,
 };
 
 use super::{Placement, ProgramError, check, check_placement, place};
 use crate::state::CacheTable;
 use crate::weights::WeightTable;
 
-/// All providers, in the order in which they were added: later is outer.
+/// All providers and passes, in the order in which they were added: later providers are outer, later passes run later.
 #[derive(Clone, Default)]
 pub struct Registry {
     providers: HashMap<String, Vec<Arc<dyn Provider>>>,
+    passes: Vec<Arc<dyn Pass>>,
 }
 
 /// A program that cannot be run with the providers at hand.
@@ -28,6 +29,16 @@ pub enum ResolveError {
         kind: String,
         /// Why.
         source: ProgramError,
+    },
+    /// A pass that refuses a program, or after which it is unsound.
+    #[error("program {kind}: pass {pass}: {reason}")]
+    Pass {
+        /// Which program.
+        kind: String,
+        /// The pass.
+        pass: String,
+        /// Why.
+        reason: String,
     },
     /// Nobody runs a step.
     #[error(
@@ -122,6 +133,27 @@ impl Registry {
         self.providers.entry(provider.op().to_owned()).or_default().push(provider);
     }
 
+    /// Adds a pass after those already there.
+    pub fn add_pass(&mut self, pass: Arc<dyn Pass>) {
+        self.passes.push(pass);
+    }
+
+    /// Runs the passes over a program, checking it after each so that the one at fault is named.
+    fn rewrite(&self, program: &mut Program) -> Result<(), ResolveError> {
+        for pass in &self.passes {
+            let refused = |reason: String| ResolveError::Pass {
+                kind: program.shape.kind.clone(),
+                pass: pass.name().to_owned(),
+                reason,
+            };
+            let mut next = program.clone();
+            pass.rewrite(&mut next).map_err(|e| refused(e.to_string()))?;
+            check(&next).map_err(|e| refused(e.to_string()))?;
+            *program = next;
+        }
+        Ok(())
+    }
+
     /// The reference providers of the CPU.
     pub fn reference_cpu() -> Self {
         let mut registry = Self::default();
@@ -131,18 +163,20 @@ impl Registry {
         registry
     }
 
-    /// Checks a program, places its buffers and finds the providers of its steps.
+    /// Runs the passes over a program, checks it, places its buffers and finds the providers of its steps.
     ///
     /// # Errors
     /// An unsound program, a step that nobody runs, a weight or cache family that is missing.
     pub fn resolve(
         &self,
-        program: Program,
+        mut program: Program,
         weights: &WeightTable,
         caches: &CacheTable,
     ) -> Result<Resolved, ResolveError> {
         let unsound = |source| ResolveError::Program { kind: program.shape.kind.clone(), source };
         check(&program).map_err(unsound)?;
+        self.rewrite(&mut program)?;
+        let unsound = |source| ResolveError::Program { kind: program.shape.kind.clone(), source };
         let placement = place(&program).map_err(unsound)?;
         check_placement(&program, &placement).map_err(unsound)?;
         let mut steps = Vec::with_capacity(program.steps.len());

@@ -1,5 +1,8 @@
 //! The eager executor: one call after another.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use plugfold_abi::{
     Base, Below, Call, Comm, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Reach,
     RoundTable, Step, View, ops,
@@ -44,10 +47,12 @@ pub struct RunInputs<'a> {
 
 /// A step that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{op} of layer {layer}: {error}")]
+#[error("{op} of layer {layer}, run by {owner}: {error}")]
 pub struct Failure {
     /// Operation.
     pub op: String,
+    /// Who brought the provider.
+    pub owner: String,
     /// Layer.
     pub layer: u32,
     /// Whether it was an exchange: then the other ranks are out of step and the engine cannot go on.
@@ -99,6 +104,12 @@ fn view(
         stride: buffer.cols,
         dtype: buffer.dtype,
     }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> OpError {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    OpError::new(format!("panicked: {}", text.unwrap_or("without a message")))
 }
 
 fn mix(hash: u64, word: u64) -> u64 {
@@ -165,8 +176,11 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
             collectives = mix(mix(collectives, u64::from(step.layer)), u64::from(step.site));
             collectives = step.op.bytes().fold(collectives, |h, b| mix(h, u64::from(b)));
         }
-        if let Err(error) = Rest(&found.chain).run(&call) {
-            let first = Failure { op: step.op.clone(), layer: step.layer, exchange, error };
+        // What a provider does wrong must not end the engine, nor the other ranks' wait for this one's exchanges.
+        let ran = catch_unwind(AssertUnwindSafe(|| Rest(&found.chain).run(&call)));
+        if let Err(error) = ran.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))) {
+            let owner = found.chain.first().map_or_else(String::new, |l| l.0.owner().to_owned());
+            let first = Failure { op: step.op.clone(), owner, layer: step.layer, exchange, error };
             if exchange || failure.is_none() {
                 failure = Some(first);
             }
