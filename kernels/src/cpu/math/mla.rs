@@ -1,6 +1,6 @@
 //! Latent attention in its per-head form: latents are expanded once to keys and values per head, then plain attention.
 
-use super::num::{dot_inline, exp_scores_inline};
+use super::num::{dot_inline, exp, max_inline, sum_inline};
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
 use crate::cpu::simd::kernel;
@@ -51,6 +51,8 @@ impl Keys<'_> {
 
 /// Rows that share a pass over the keys.
 const ROWS: usize = 16;
+/// Keys of a tile.
+const TILE: usize = 16;
 /// Keys that are added to the outputs at a time.
 const KEYS: usize = 4;
 /// Value channels that are summed at a time.
@@ -89,54 +91,89 @@ fn add_values<const K: usize>(p: [f32; K], v: [&[f32]; K], out: &mut [f32]) {
 }
 
 kernel! {
-    /// Neighbouring heads of rows that see the first so many of the same keys. Keys are passed once for the scores and
-    /// once for the values, in order, all heads of a key together (they lie side by side in memory). Queries and outputs
-    /// are `[head][row][channel]`: at their distance in the model's rows they would push each other out of the cache.
+    /// Neighbouring heads of rows that see the first so many of the same keys. Keys are passed once, in tiles, all heads
+    /// of a key together (they lie side by side in memory). Queries and outputs are `[head][row][channel]`: at their
+    /// distance in the model's rows they would push each other out of the cache.
     ///
-    /// Per row and head: scores, softmax numerators, then each channel of the output is the chain of fused
-    /// multiply-adds over the keys in order, over the sum of the numerators.
+    /// Per row and head, tile by tile: scores; if the largest score so far grew, what was summed is scaled down; the
+    /// numerators are added to their sum; each channel of the output is continued by a chain of fused multiply-adds over
+    /// the tile's keys in order. At the end it is divided by the sum.
     fn attend[][](
-        q: &'a [f32], kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32,
-        scores: &'a mut [f32], out: &'a mut [f32],
+        q: &'a [f32], kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32, out: &'a mut [f32],
     ) -> () {
         let (width, rows, n) = (shape.key + shape.value, seen.len(), keys.len());
         let heads = kv.cols() / width;
-        for i in 0..n {
-            let row = kv.row(keys.at(i));
-            for h in 0..heads {
-                let key = &row[h * width..h * width + shape.key];
-                for r in 0..rows {
-                    if i < seen[r] {
-                        let q = &q[(h * rows + r) * shape.key..][..shape.key];
-                        scores[(h * rows + r) * n + i] = dot_inline(q, key) * scale;
-                    }
-                }
-            }
-        }
+        let mut scores = vec![[0.0f32; TILE]; heads * rows];
+        let mut tops = vec![f32::NEG_INFINITY; heads * rows];
         let mut sums = vec![0.0f32; heads * rows];
-        for (at, sum) in sums.iter_mut().enumerate() {
-            *sum = exp_scores_inline(&mut scores[at * n..at * n + seen[at % rows]]);
-        }
         out.fill(0.0);
-        let mut i = 0;
-        while i < n {
-            let count = if n - i < KEYS { n - i } else { KEYS };
-            let block: [&[f32]; KEYS] = std::array::from_fn(|j| kv.row(keys.at(if j < count { i + j } else { i })));
+        let mut first = 0;
+        while first < n {
+            let count = if n - first < TILE { n - first } else { TILE };
+            // What lies beyond the last key is not used.
+            let tile: [&[f32]; TILE] =
+                std::array::from_fn(|j| kv.row(keys.at(if j < count { first + j } else { first })));
             for h in 0..heads {
-                let values: [&[f32]; KEYS] = std::array::from_fn(|j| &block[j][h * width + shape.key..(h + 1) * width]);
+                // A few keys for all rows, then the next few: as many as can be fetched at once and, at their distance in
+                // memory, stay in the cache together.
+                let mut j = 0;
+                while j < count {
+                    for r in 0..rows {
+                        let at = h * rows + r;
+                        let q = &q[at * shape.key..][..shape.key];
+                        for j in j..j + KEYS {
+                            if j < count && first + j < seen[r] {
+                                let key = &tile[j][h * width..h * width + shape.key];
+                                scores[at][j] = dot_inline(q, key) * scale;
+                            }
+                        }
+                    }
+                    j += KEYS;
+                }
                 for r in 0..rows {
-                    let p = &scores[(h * rows + r) * n..(h * rows + r) * n + seen[r]];
-                    let out = &mut out[(h * rows + r) * shape.value..][..shape.value];
-                    if let Some(p) = p.get(i..i + KEYS) {
-                        add_values([p[0], p[1], p[2], p[3]], values, out);
-                    } else if i < p.len() {
-                        for (p, v) in p[i..].iter().zip(values) {
-                            add_values([*p], [v], out);
+                    if seen[r] <= first {
+                        continue;
+                    }
+                    let at = h * rows + r;
+                    let mine = if seen[r] - first < count { seen[r] - first } else { count };
+                    let p = &mut scores[at][..mine];
+                    let out = &mut out[at * shape.value..][..shape.value];
+                    let best = max_inline(p);
+                    let top = if best > tops[at] { best } else { tops[at] };
+                    let shrink = exp(tops[at] - top);
+                    for p in p.iter_mut() {
+                        *p = exp(*p - top);
+                    }
+                    sums[at] = sums[at].mul_add(shrink, sum_inline(p));
+                    tops[at] = top;
+                    if shrink != 1.0 {
+                        for o in out.iter_mut() {
+                            *o *= shrink;
                         }
                     }
                 }
+                let mut i = 0;
+                while i < count {
+                    let values: [&[f32]; KEYS] =
+                        std::array::from_fn(|j| &tile[i + j][h * width + shape.key..(h + 1) * width]);
+                    for r in 0..rows {
+                        let left = if seen[r] > first + i { seen[r] - first - i } else { 0 };
+                        let left = if left < count - i { left } else { count - i };
+                        let at = h * rows + r;
+                        let p = &scores[at][i..];
+                        let out = &mut out[at * shape.value..][..shape.value];
+                        if left >= KEYS {
+                            add_values([p[0], p[1], p[2], p[3]], values, out);
+                        } else {
+                            for (p, v) in p[..left].iter().zip(values) {
+                                add_values([*p], [v], out);
+                            }
+                        }
+                    }
+                    i += KEYS;
+                }
             }
-            i += count;
+            first += count;
         }
         for (out, sum) in out.chunks_exact_mut(shape.value).zip(&sums) {
             let inverse = 1.0 / sum;
@@ -219,7 +256,6 @@ pub fn attention<'k>(
             listed @ Keys::Listed(_) => listed,
         };
         let heads = out.cols() / shape.value;
-        let mut scores = vec![0.0f32; heads * block.rows * longest];
         let mut packed = Vec::with_capacity(heads * block.rows * shape.key);
         for h in head..head + heads {
             for r in block.first..block.first + block.rows {
@@ -229,7 +265,7 @@ pub fn attention<'k>(
         let width = shape.key + shape.value;
         let kv = kv.columns(head * width, heads * width);
         let mut sums = vec![0.0f32; heads * block.rows * shape.value];
-        attend(&packed, kv, shape, shared, &seen, scale, &mut scores, &mut sums);
+        attend(&packed, kv, shape, shared, &seen, scale, &mut sums);
         for (at, sums) in sums.chunks_exact(shape.value).enumerate() {
             let (h, r) = (at / block.rows, at % block.rows);
             out.row_mut(r)[h * shape.value..(h + 1) * shape.value].copy_from_slice(sums);

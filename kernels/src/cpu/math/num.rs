@@ -218,16 +218,6 @@ pub(crate) fn max_inline(a: &[f32]) -> f32 {
     top
 }
 
-/// Turns scores into e^(score - largest) and returns their sum: a softmax but for the division.
-#[inline(always)]
-pub(crate) fn exp_scores_inline(scores: &mut [f32]) -> f32 {
-    let top = max_inline(scores);
-    for s in scores.iter_mut() {
-        *s = exp(*s - top);
-    }
-    sum_inline(scores)
-}
-
 kernel! {
     /// Σ a_i b_i over the shorter of both, fused, in the fixed order of [`LANES`].
     pub fn dot[][](a: &'a [f32], b: &'a [f32]) -> f32 {
@@ -246,7 +236,11 @@ kernel! {
 kernel! {
     /// Softmax in place, in f32.
     pub fn softmax[][](scores: &'a mut [f32]) -> () {
-        let total = exp_scores_inline(scores);
+        let top = max_inline(scores);
+        for s in scores.iter_mut() {
+            *s = exp(*s - top);
+        }
+        let total = sum_inline(scores);
         for s in scores.iter_mut() {
             *s /= total;
         }
