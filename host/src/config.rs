@@ -13,7 +13,7 @@ use crate::http::limits::Limits;
 
 /// Where profiles are looked for by name, besides `config/` here and above the program.
 pub const CONFIG_DIR_ENV: &str = "PLUGFOLD_CONFIG_DIR";
-/// Variables with the prefix that are not settings.
+/// Variables with the prefix that are not settings; those for tests begin with `PLUGFOLD_TEST_`.
 const NOT_SETTINGS: [&str; 3] = ["config_dir", "ranks_secret", "log"];
 /// Short lists of valid names that an error message may carry.
 const SHORT_LIST: usize = 12;
@@ -143,7 +143,7 @@ impl Settings {
             figment = figment.merge(Toml::file_exact(find_profile(profile)?));
         }
         let environment = Env::prefixed("PLUGFOLD_")
-            .filter(|key| !NOT_SETTINGS.iter().any(|name| key == name))
+            .filter(|key| !NOT_SETTINGS.iter().any(|name| key == name) && !key.starts_with("test_"))
             .map(|key| {
                 let key = key.as_str().to_ascii_lowercase();
                 match key.strip_prefix("limits_") {
@@ -229,13 +229,11 @@ fn find_profile(name: &str) -> Result<PathBuf, ConfigError> {
         let program = std::env::current_exe().unwrap_or_default();
         looked.extend(program.ancestors().skip(1).map(|dir| dir.join("config").join(&file)));
     }
-    match looked.iter().find(|path| path.is_file()) {
-        Some(path) => Ok(path.clone()),
-        None => {
-            looked.truncate(4);
-            Err(ConfigError::NoProfile { name: name.to_owned(), looked })
-        }
+    if let Some(path) = looked.iter().find(|path| path.is_file()) {
+        return Ok(path.clone());
     }
+    looked.truncate(4);
+    Err(ConfigError::NoProfile { name: name.to_owned(), looked })
 }
 
 /// Says which key of which source is wrong, and what would be right.

@@ -1,4 +1,5 @@
 //! Faults that were reported against servers of this kind, replayed. Tests are named after the number of their case.
+#![allow(clippy::unwrap_used)]
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};

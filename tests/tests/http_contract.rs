@@ -1,4 +1,5 @@
 //! The HTTP contract, over loopback sockets and with a scripted engine.
+#![allow(clippy::unwrap_used)]
 
 use plugfold::http::HttpSettings;
 use plugfold::http::app::{DefaultEffort, HealthMode, ReasoningFields};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use plugfold_engine::service::{Event, Request, RequestStats, Sampling, Service};
+use plugfold_kernels::cpu::roofline::{RooflineRow, roofline};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
@@ -13,12 +14,59 @@ use super::{ModelArgs, exl3, model, write_whole};
 /// Measure.
 #[derive(Subcommand)]
 pub enum Bench {
+    /// Bandwidth and multiply-add rate of this machine, and each kernel's fraction of its bound.
+    Roofline(RooflineArgs),
     /// Tokens a second of one-token rounds.
     Decode(Run),
     /// Prompt tokens a second.
     Prefill(Run),
     /// EXL3 products against what memory and arithmetic allow, and the encoder's speed and error.
     Exl3(exl3::Measure),
+}
+
+/// How to measure kernels.
+#[derive(Args)]
+pub struct RooflineArgs {
+    /// Threads of the kernels; one a core without it.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Write all numbers to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+impl RooflineArgs {
+    fn run(self) -> anyhow::Result<()> {
+        model::threads(self.threads, 1)?;
+        println!("{:<34} {:>5} {:>11} {:>9} {:>9}  bound", "kernel", "rows", "time", "GB/s", "GFLOP/s");
+        let measured = roofline(|row: &RooflineRow| {
+            println!(
+                "{:<34} {:>5} {:>8.1} us {:>9.2} {:>9.1}  {:.0}% of {}",
+                row.name,
+                row.rows,
+                row.seconds * 1e6,
+                row.bytes / row.seconds / 1e9,
+                row.flops / row.seconds / 1e9,
+                row.fraction * 100.0,
+                row.bound
+            );
+        });
+        let (bandwidth, rate) = (measured.bandwidth / 1e9, measured.rate / 1e9);
+        println!("this machine, {} threads: {bandwidth:.2} GB/s read, {rate:.1} GFLOP/s", measured.threads);
+        let kernels: Vec<Value> = measured
+            .rows
+            .iter()
+            .map(|row| {
+                json!({"name": row.name, "rows": row.rows, "seconds": row.seconds, "bytes": row.bytes, "flops": row.flops,
+                       "bandwidth": row.bandwidth, "rate": row.rate, "bound": row.bound,
+                       "bound_seconds": row.bound_seconds, "fraction": row.fraction,
+                       "repetitions": row.repetitions})
+            })
+            .collect();
+        let report = json!({"bench": "roofline", "threads": measured.threads, "bandwidth": measured.bandwidth,
+                            "rate": measured.rate, "kernels": kernels});
+        self.json.as_deref().map_or(Ok(()), |path| save(path, &report))
+    }
 }
 
 /// What to measure with.
@@ -44,6 +92,7 @@ impl Bench {
     /// Measures and prints.
     pub fn run(self) -> anyhow::Result<()> {
         let (kind, args) = match self {
+            Self::Roofline(args) => return args.run(),
             Self::Decode(args) => ("decode", args),
             Self::Prefill(args) => ("prefill", args),
             Self::Exl3(args) => return args.run(),

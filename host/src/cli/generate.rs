@@ -16,6 +16,7 @@ use super::{ModelArgs, ids, model};
 /// The prompt, in one of three forms.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
+#[allow(clippy::struct_field_names)] // the flags' names
 pub struct Prompt {
     /// Text as it is.
     #[arg(long, value_name = "TEXT")]
@@ -77,8 +78,8 @@ pub struct Generate {
 }
 
 /// The text model, where the folder has a tokenizer.
-fn text_of(folder: &std::path::Path, eos_ids: &[u32]) -> anyhow::Result<Option<TextModel>> {
-    folder.join("tokenizer.json").exists().then(|| model::text(folder, eos_ids)).transpose()
+fn text_of(folder: &std::path::Path) -> anyhow::Result<Option<TextModel>> {
+    folder.join("tokenizer.json").exists().then(|| model::text(folder)).transpose()
 }
 
 impl Generate {
@@ -87,11 +88,13 @@ impl Generate {
         let settings = self.model.settings(json!({"slots": 1}))?;
         let folder = settings.model_dir()?;
         // A prompt that cannot be read is found before the model is loaded.
-        let text = text_of(&folder, &[])?;
+        let mut text = text_of(&folder)?;
         let prompt = self.prompt.encode(text.as_ref(), !self.no_thinking)?;
         let (engine, others) = model::engine(&settings)?;
         let info = engine.info().clone();
-        let text = text_of(&folder, &info.eos_ids)?;
+        if let Some(text) = &mut text {
+            text.add_stop_ids(&info.eos_ids);
+        }
         let stop_ids = match &text {
             _ if self.ignore_eos => Vec::new(),
             Some(text) => text.stop_ids.clone(),
@@ -241,7 +244,7 @@ impl Tokenize {
     /// Encodes the prompt.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = self.model.settings(json!({}))?.model_dir()?;
-        let text = model::text(&folder, &[])?;
+        let text = model::text(&folder)?;
         let ids = self.prompt.encode(Some(&text), !self.no_thinking)?;
         if self.json {
             let texts: Vec<String> = ids

@@ -140,9 +140,9 @@ fn log(options: &Log) -> anyhow::Result<()> {
         .with_context(|| format!("--log {:?} is not a filter", options.log))?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if options.log_json {
-        builder.json().init()
+        builder.json().init();
     } else {
-        builder.init()
+        builder.init();
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
 }
 
 /// Sizes the pool of threads. Ranks on one machine share its cores.
-fn threads(asked: Option<usize>, ranks: usize) -> anyhow::Result<()> {
+pub fn threads(asked: Option<usize>, ranks: usize) -> anyhow::Result<()> {
     let share = || std::thread::available_parallelism().map_or(1, usize::from).div_ceil(ranks);
     let threads = asked.unwrap_or_else(share);
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the threads of the kernels")
@@ -129,7 +129,10 @@ impl Follow {
     }
 }
 
-/// The text model of a checkpoint.
-pub fn text(model: &Path, eos_ids: &[u32]) -> anyhow::Result<plugfold::text::TextModel> {
-    Ok(plugfold::text::TextModel::load(model, eos_ids)?)
+/// The text model of a checkpoint; ids that its configuration names as ends of a reply are added once it is read.
+pub fn text(model: &Path) -> anyhow::Result<plugfold::text::TextModel> {
+    if !model.is_dir() {
+        bail!("{} is not a folder: give the folder of a checkpoint with --model", model.display());
+    }
+    Ok(plugfold::text::TextModel::load(model, &[])?)
 }

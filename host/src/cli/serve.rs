@@ -75,9 +75,11 @@ impl Serve {
         })?;
         let address = server.address()?;
         let folder = settings.model_dir()?;
+        // The small files first: what is wrong with them is told before the weights are read.
+        let mut text = model::text(&folder)?;
         let (engine, others) = model::engine(&settings)?;
         let info = engine.info().clone();
-        let text = model::text(&folder, &info.eos_ids)?;
+        text.add_stop_ids(&info.eos_ids);
         let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings.http(&folder)));
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body_util::BodyExt as _;
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
@@ -27,7 +27,7 @@ impl Incoming {
     /// # Errors
     /// 415 for a compressed body, 413 over the size limit, 408 over the time limit, 400 when it breaks off.
     pub async fn bytes(self, limits: &Limits) -> Result<Bytes, ApiError> {
-        match self.headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
+        match self.headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
             None | Some(b"identity" | b"") => {}
             Some(_) => {
                 return Err(ApiError::with_status(

@@ -39,7 +39,7 @@ async fn start(app: &Arc<App>, incoming: Incoming, kind: Kind) -> Result<(Shape,
     let bytes = incoming.bytes(&app.settings.limits).await?;
     let shared = Arc::clone(app);
     off_thread(app, move || {
-        let job = request::read(&shared, kind, super::body::object(&bytes)?)?;
+        let job = request::read(&shared, kind, &super::body::object(&bytes)?)?;
         drop(bytes);
         let shape = Shape::new(&job, now(), &shared.settings.served_name, shared.settings.reasoning_fields);
         let Job { request, stops, tools, thinking, stream, .. } = job;
@@ -57,6 +57,9 @@ async fn start(app: &Arc<App>, incoming: Incoming, kind: Kind) -> Result<(Shape,
 }
 
 /// Runs work on text on a blocking thread, a bounded number at once and within the time budget.
+///
+/// # Errors
+/// What the work gives, or 503 when it takes too long.
 pub async fn off_thread<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

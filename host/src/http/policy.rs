@@ -46,8 +46,7 @@ fn is_policy(spec: &str) -> bool {
             [explore, every, margin] => count(explore) && count(every) && share(margin),
             _ => false,
         },
-        "0" => values.is_empty(),
-        "o" | "om" | "of" => values.is_empty(),
+        "0" | "o" | "om" | "of" => values.is_empty(),
         _ => {
             let (drafter, head) = match head.strip_prefix('f') {
                 Some(rest) => (true, rest),

@@ -5,7 +5,7 @@
 use plugfold_engine::service::{Request, Sampling};
 use serde_json::{Map, Value, json};
 
-use super::app::{App, ClearThinking};
+use super::app::{App, ClearThinking, DefaultEffort};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::policy::{self, Policy};
@@ -23,6 +23,7 @@ pub enum Kind {
 }
 
 /// A checked request, ready to be submitted.
+#[allow(clippy::struct_excessive_bools)]
 pub struct Job {
     /// Which form the reply takes.
     pub kind: Kind,
@@ -62,21 +63,21 @@ const GRAMMAR_FIELDS: [&str; 6] = [
 ///
 /// # Errors
 /// What the client is told: 400 for anything malformed, 503 when the engine has failed.
-pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiError> {
-    let fields = Fields(&body);
+pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, ApiError> {
+    let fields = Fields(body);
     let model = fields.string("model")?;
 
     // 1 and 2: what decides the prompt's shape. 3: everything else of the body.
-    let effort = if kind == Kind::Chat { effort(app, &fields)? } else { None };
-    let choice = if kind == Kind::Chat { tools(app, &fields)? } else { Choice::default() };
-    let policy = policy(&fields, model)?;
+    let effort = if kind == Kind::Chat { effort(app, fields)? } else { None };
+    let choice = if kind == Kind::Chat { tools(app, fields)? } else { Choice::default() };
+    let policy = policy(fields, model)?;
     if kind == Kind::Chat {
-        messages(app, &fields)?;
+        messages(app, fields)?;
     }
-    let stops = stop_strings(app, &fields)?;
+    let stops = stop_strings(app, fields)?;
     let kwargs = if kind == Kind::Chat { fields.object("chat_template_kwargs")?.cloned() } else { None };
-    let sampling = sampling(&fields)?;
-    let budget = budget(&fields)?;
+    let sampling = sampling(fields)?;
+    let budget = budget(fields)?;
     let stream = fields.boolean("stream")?.unwrap_or(false);
     let include_usage = match fields.object("stream_options")? {
         Some(options) => Fields(options).boolean("include_usage")?.unwrap_or(false),
@@ -85,10 +86,10 @@ pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiE
     let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
     let return_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
     fields.string("priority").or_else(|error| fields.integer("priority").map(|_| None).map_err(|_| error))?;
-    let raw = if kind == Kind::Text { prompt_ids(app, &fields)? } else { Vec::new() };
-    counts(&fields)?;
-    knobs(&fields)?;
-    unused(app, &fields)?;
+    let raw = if kind == Kind::Text { prompt_ids(app, fields)? } else { Vec::new() };
+    counts(fields)?;
+    knobs(fields)?;
+    unused(app, fields)?;
     let ignored = GRAMMAR_FIELDS
         .into_iter()
         .filter(|name| fields.get(name).is_some_and(|value| value["type"] != "text"))
@@ -99,7 +100,7 @@ pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiE
     let (ids, thinking) = match kind {
         Kind::Text => (raw, false),
         Kind::Chat => {
-            let prompt = app.text.encode_chat(chat(app, &fields, kwargs, effort, offered)?)?;
+            let prompt = app.text.encode_chat(chat(app, fields, kwargs, effort, offered)?)?;
             let thinking = app.text.thinking_is_open(&prompt.ids);
             (prompt.ids, thinking)
         }
@@ -136,11 +137,11 @@ pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiE
 pub fn tokenize(app: &App, body: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
     let fields = Fields(body);
     if fields.get("messages").is_some() {
-        let effort = effort(app, &fields)?;
-        let choice = tools(app, &fields)?;
-        messages(app, &fields)?;
+        let effort = effort(app, fields)?;
+        let choice = tools(app, fields)?;
+        messages(app, fields)?;
         let kwargs = fields.object("chat_template_kwargs")?.cloned();
-        let prompt = app.text.encode_chat(chat(app, &fields, kwargs, effort, choice.offered)?)?;
+        let prompt = app.text.encode_chat(chat(app, fields, kwargs, effort, choice.offered)?)?;
         return Ok(prompt.ids);
     }
     match fields.get("prompt") {
@@ -160,7 +161,7 @@ enum Effort {
     Named(&'static str),
 }
 
-fn effort(app: &App, fields: &Fields) -> Result<Option<Effort>, ApiError> {
+fn effort(app: &App, fields: Fields) -> Result<Option<Effort>, ApiError> {
     if !app.settings.effort_field {
         return Ok(None);
     }
@@ -187,7 +188,7 @@ struct Choice {
     parallel: bool,
 }
 
-fn tools(app: &App, fields: &Fields) -> Result<Choice, ApiError> {
+fn tools(app: &App, fields: Fields) -> Result<Choice, ApiError> {
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     let mut offered = fields.list("tools", app.settings.limits.tools)?.unwrap_or_default().to_vec();
     let mut specs = Vec::with_capacity(offered.len());
@@ -208,14 +209,14 @@ fn tools(app: &App, fields: &Fields) -> Result<Choice, ApiError> {
         None => {}
         Some(Value::String(choice)) => match choice.as_str() {
             "auto" => {}
+            "required" if !specs.is_empty() => {}
             "none" => {
                 offered.clear();
                 specs.clear();
             }
-            "required" if specs.is_empty() => {
+            "required" => {
                 return Err(ApiError::field("tool_choice", "is required, but the request has no tools"));
             }
-            "required" => {}
             _ => return Err(ApiError::field("tool_choice", CHOICES)),
         },
         Some(Value::Object(choice)) => {
@@ -240,7 +241,7 @@ fn tools(app: &App, fields: &Fields) -> Result<Choice, ApiError> {
 const CHOICES: &str =
     "must be \"auto\", \"none\", \"required\", or {\"type\":\"function\",\"function\":{\"name\":...}}";
 
-fn policy(fields: &Fields, model: Option<&str>) -> Result<Policy, ApiError> {
+fn policy(fields: Fields, model: Option<&str>) -> Result<Policy, ApiError> {
     let draft = fields.boolean("draft")?.unwrap_or(true);
     let wrong = |param: &str, spec: &str| {
         ApiError::invalid(format!("{spec:?} is not a draft policy; valid are {}", policy::FORMS))
@@ -259,7 +260,7 @@ fn policy(fields: &Fields, model: Option<&str>) -> Result<Policy, ApiError> {
     Ok(policy)
 }
 
-fn messages(app: &App, fields: &Fields) -> Result<(), ApiError> {
+fn messages(app: &App, fields: Fields) -> Result<(), ApiError> {
     if !fields.get("messages").is_some_and(Value::is_array) {
         return Err(ApiError::field("messages", "must be a list of messages"));
     }
@@ -269,7 +270,7 @@ fn messages(app: &App, fields: &Fields) -> Result<(), ApiError> {
     }
 }
 
-fn stop_strings(app: &App, fields: &Fields) -> Result<StopStrings, ApiError> {
+fn stop_strings(app: &App, fields: Fields) -> Result<StopStrings, ApiError> {
     let limits = &app.settings.limits;
     let stops: Vec<&str> = match fields.get("stop") {
         None => Vec::new(),
@@ -292,7 +293,7 @@ fn stop_strings(app: &App, fields: &Fields) -> Result<StopStrings, ApiError> {
         .ok_or_else(|| ApiError::field("stop", "cannot be searched for: use shorter strings"))
 }
 
-fn sampling(fields: &Fields) -> Result<Sampling, ApiError> {
+fn sampling(fields: Fields) -> Result<Sampling, ApiError> {
     let temperature = fields.float("temperature")?.unwrap_or(1.0);
     let top_p = fields.float("top_p")?.unwrap_or(0.95);
     let top_k = fields.integer("top_k")?.unwrap_or(20);
@@ -306,7 +307,7 @@ fn sampling(fields: &Fields) -> Result<Sampling, ApiError> {
 }
 
 /// The reply budget that was asked for; `max_tokens` wins, 0 counts as not given.
-fn budget(fields: &Fields) -> Result<Option<usize>, ApiError> {
+fn budget(fields: Fields) -> Result<Option<usize>, ApiError> {
     let mut asked = None;
     for name in ["max_completion_tokens", "max_tokens"] {
         match fields.integer(name)? {
@@ -318,7 +319,7 @@ fn budget(fields: &Fields) -> Result<Option<usize>, ApiError> {
     Ok(asked)
 }
 
-fn prompt_ids(app: &App, fields: &Fields) -> Result<Vec<u32>, ApiError> {
+fn prompt_ids(app: &App, fields: Fields) -> Result<Vec<u32>, ApiError> {
     fields.boolean("add_special_tokens")?;
     let wrong = |problem: String| ApiError::field("prompt", problem);
     let vocab = app.service.info().vocab_size;
@@ -354,7 +355,7 @@ fn prompt_ids(app: &App, fields: &Fields) -> Result<Vec<u32>, ApiError> {
 }
 
 /// Fields that would ask for several replies, or for numbers the engine does not give.
-fn counts(fields: &Fields) -> Result<(), ApiError> {
+fn counts(fields: Fields) -> Result<(), ApiError> {
     for name in ["n", "best_of"] {
         if fields.integer(name)?.is_some_and(|n| n != 1) {
             return Err(ApiError::field(name, "must be 1: a request gives one reply"));
@@ -373,7 +374,7 @@ fn counts(fields: &Fields) -> Result<(), ApiError> {
 }
 
 /// Per-request knobs. The bare server has none, so every key is unknown.
-fn knobs(fields: &Fields) -> Result<(), ApiError> {
+fn knobs(fields: Fields) -> Result<(), ApiError> {
     match fields.object("tf_knobs")?.and_then(|knobs| knobs.keys().next()) {
         Some(key) => Err(ApiError::field(
             "tf_knobs",
@@ -384,7 +385,7 @@ fn knobs(fields: &Fields) -> Result<(), ApiError> {
 }
 
 /// Fields without an effect that still must not be endless.
-fn unused(app: &App, fields: &Fields) -> Result<(), ApiError> {
+fn unused(app: &App, fields: Fields) -> Result<(), ApiError> {
     let limit = app.settings.limits.logit_bias;
     match fields.object("logit_bias")? {
         Some(bias) if bias.len() > limit => {
@@ -397,7 +398,7 @@ fn unused(app: &App, fields: &Fields) -> Result<(), ApiError> {
 /// Template variables and the thinking switch.
 fn chat(
     app: &App,
-    fields: &Fields,
+    fields: Fields,
     kwargs: Option<Map<String, Value>>,
     effort: Option<Effort>,
     tools: Vec<Value>,
@@ -424,7 +425,7 @@ fn chat(
     };
     match variables.get("reasoning_effort") {
         None | Some(Value::Null) => {
-            let default = app.settings.default_effort.filter(|_| thinking).map(|effort| effort.name());
+            let default = app.settings.default_effort.filter(|_| thinking).map(DefaultEffort::name);
             let named = match effort {
                 Some(Effort::Named(name)) => Some(name),
                 _ => default,
@@ -480,18 +481,15 @@ fn context(app: &App, kind: Kind, prompt: usize, budget: Option<usize>) -> Resul
     if need <= limit {
         return Ok(budget.unwrap_or_else(|| app.settings.max_tokens.min(limit - prompt)));
     }
-    let message = match budget {
-        Some(budget) => format!(
-            "This model's maximum context length is {limit} tokens. However, you requested {need} tokens ({prompt} in the \
-             {what}, {budget} in the completion). Please reduce the length of the {what} or completion."
-        ),
-        None => {
-            let verb = format!("your {what} resulted in {prompt} tokens");
-            format!(
-                "This model's maximum context length is {limit} tokens. However, {verb}. Please reduce the length of the \
-                 {what}."
-            )
-        }
+    let start = format!("This model's maximum context length is {limit} tokens. However, ");
+    let rest = if let Some(budget) = budget {
+        format!(
+            "you requested {need} tokens ({prompt} in the {what}, {budget} in the completion). Please reduce the length of \
+             the {what} or completion."
+        )
+    } else {
+        format!("your {what} resulted in {prompt} tokens. Please reduce the length of the {what}.")
     };
+    let message = start + &rest;
     Err(ApiError::invalid(message).with_code("context_length_exceeded").with_param(what))
 }

@@ -74,7 +74,7 @@ impl Shape {
         body
     }
 
-    fn event(&self, delta: Value, text: &str, finish: Option<&str>) -> Map<String, Value> {
+    fn event(&self, delta: &Value, text: &str, finish: Option<&str>) -> Map<String, Value> {
         match self.kind {
             Kind::Chat => {
                 let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
@@ -88,7 +88,7 @@ impl Shape {
 
     /// The first event of a stream, for chat.
     pub fn opening(&self) -> Option<Value> {
-        (self.kind == Kind::Chat).then(|| Value::Object(self.event(json!({"role": "assistant"}), "", None)))
+        (self.kind == Kind::Chat).then(|| Value::Object(self.event(&json!({"role": "assistant"}), "", None)))
     }
 
     /// The events for what one round added: one for text, one for each call.
@@ -108,7 +108,7 @@ impl Shape {
             if !content.is_empty() {
                 delta.insert("content".into(), json!(content));
             }
-            events.push(Value::Object(shape.event(Value::Object(delta), content, None)));
+            events.push(Value::Object(shape.event(&Value::Object(delta), content, None)));
             reasoning.clear();
             content.clear();
         };
@@ -122,7 +122,7 @@ impl Shape {
                     if self.takes_call() {
                         let mut entry = call_entry(&call);
                         entry["index"] = json!(index);
-                        events.push(Value::Object(self.event(json!({"tool_calls": [entry]}), "", None)));
+                        events.push(Value::Object(self.event(&json!({"tool_calls": [entry]}), "", None)));
                     }
                 }
             }
@@ -133,7 +133,7 @@ impl Shape {
 
     /// The last event of a stream.
     pub fn closing(&self, ending: &Ending) -> Value {
-        let mut event = self.event(json!({}), "", Some(self.finish_reason(ending)));
+        let mut event = self.event(&json!({}), "", Some(self.finish_reason(ending)));
         if self.include_usage {
             event.insert("usage".into(), self.usage(ending));
         }

@@ -57,7 +57,9 @@ mod tests {
     fn split(thinking: bool, texts: &[&str]) -> Vec<Piece> {
         let mut split = ReasoningSplit::new(thinking);
         let mut out = Vec::new();
-        texts.iter().for_each(|text| split.push(text, &mut out));
+        for text in texts {
+            split.push(text, &mut out);
+        }
         split.finish(&mut out);
         out
     }

@@ -75,11 +75,7 @@ fn close_brackets(text: &str) -> Option<String> {
             _ if in_string => {}
             '[' => open.push(']'),
             '{' => open.push('}'),
-            ']' | '}' => {
-                if open.pop() != Some(c) {
-                    return None;
-                }
-            }
+            ']' | '}' if open.pop() != Some(c) => return None,
             _ => {}
         }
     }

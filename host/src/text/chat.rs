@@ -297,6 +297,7 @@ fn order_tool_results(messages: &mut [Value]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::ChatTemplate;
     use crate::text::testing::text_model;
     use serde_json::json;
 
@@ -333,6 +334,29 @@ mod tests {
                 (Ok(prompt), Some(_)) => panic!("{name}: rendered {:?}", prompt.text),
                 (Err(error), None) => panic!("{name}: {error}"),
             }
+        }
+    }
+
+    /// The shipped model's template gives what Jinja in Python gives (goldens by `tests/demo-model/render.py`).
+    #[test]
+    fn goldens_of_the_demo_template() {
+        let template =
+            ChatTemplate::new(include_str!("../../assets/demo-model/chat_template.jinja"), None).unwrap();
+        let table: Vec<Value> =
+            serde_json::from_str(include_str!("../../../tests/demo-model/render_goldens.json")).unwrap();
+        assert!(table.len() >= 10);
+        for case in table {
+            let mut variables = case["kwargs"].as_object().cloned().unwrap_or_default();
+            variables.insert("messages".into(), case["messages"].clone());
+            let tools = Some(&case["tools"]).filter(|tools| tools.as_array().is_some_and(|t| !t.is_empty()));
+            variables.insert("tools".into(), tools.cloned().unwrap_or_default());
+            variables.entry("add_generation_prompt").or_insert(Value::Bool(true));
+            assert_eq!(
+                template.render(&variables).unwrap(),
+                case["text"].as_str().unwrap(),
+                "{}",
+                case["name"]
+            );
         }
     }
 

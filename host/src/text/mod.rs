@@ -68,13 +68,19 @@ impl TextModel {
 
     /// Puts the parts together.
     pub fn new(tokenizer: Tokenizer, template: Option<ChatTemplate>, eos_ids: &[u32]) -> Self {
-        let mut stop_ids = eos_ids.to_vec();
-        stop_ids.extend(STOPS.iter().filter_map(|text| tokenizer.control_id(text)));
-        stop_ids.sort_unstable();
-        stop_ids.dedup();
+        let stop_ids = STOPS.iter().filter_map(|text| tokenizer.control_id(text)).collect();
         let think_open = tokenizer.control_id("<think>");
         let think_close = tokenizer.control_id("</think>");
-        Self { tokenizer, template, stop_ids, think_open, think_close }
+        let mut model = Self { tokenizer, template, stop_ids, think_open, think_close };
+        model.add_stop_ids(eos_ids);
+        model
+    }
+
+    /// Further ids that end a reply: what the checkpoint's configuration names.
+    pub fn add_stop_ids(&mut self, ids: &[u32]) {
+        self.stop_ids.extend_from_slice(ids);
+        self.stop_ids.sort_unstable();
+        self.stop_ids.dedup();
     }
 
     /// Whether a prompt ends inside an open think block: the last of the two thinking tokens is the opening one.

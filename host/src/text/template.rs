@@ -145,6 +145,7 @@ fn strftime_now(format: &str) -> Result<String, Error> {
 }
 
 /// `json.dumps(value, ensure_ascii=False, indent=..., separators=..., sort_keys=...)`.
+#[allow(clippy::needless_pass_by_value)] // minijinja hands keyword arguments over by value
 fn tojson(_: &State, value: &Value, options: Kwargs) -> Result<Value, Error> {
     let bad = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
     let indent: Option<usize> = options.get("indent")?;
@@ -306,6 +307,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    #[allow(clippy::needless_pass_by_value)]
     fn render(source: &str, variables: serde_json::Value) -> Result<String, TextError> {
         ChatTemplate::new(source, None)?.render(variables.as_object().unwrap())
     }
