@@ -56,7 +56,7 @@ impl TextModel {
     /// Loads `tokenizer.json` and, if there is one, the chat template of a model folder.
     ///
     /// The template is `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. `eos_ids` are the
-    /// checkpoint's own; the tokens of [`STOPS`] are added by their text.
+    /// checkpoint's own; the tokens that hand the turn on are added by their text.
     ///
     /// # Errors
     /// When a file is missing or wrong; the message names it.
