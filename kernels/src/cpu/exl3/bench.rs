@@ -11,7 +11,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::codebook::Codebook;
-use super::lanes::{Kernel, LANES, Lanes, Path, dispatch};
+use super::lanes::{Kernel, Path, dispatch};
 use super::layer::{Layer, Planes};
 use super::matmul::Options;
 use super::quantize::TileEncoder;
@@ -162,7 +162,7 @@ impl Kernel for Read<'_> {
 
 /// Lane operations a second of all threads, from registers: integer product, shift, sum, two of logic, multiply-add.
 pub fn operation_rate() -> f64 {
-    const STEPS: usize = 100_000;
+    const STEPS: usize = 2_000;
     let threads = rayon::current_num_threads();
     let start = Instant::now();
     let total: u32 = (0..threads)
@@ -174,11 +174,13 @@ pub fn operation_rate() -> f64 {
         })
         .reduce(|| 0, u32::wrapping_add);
     black_box(total);
-    (threads * STEPS * CHAINS * LANES * 6) as f64 / start.elapsed().as_secs_f64()
+    (threads * STEPS * NUMBERS * ROUNDS * 6) as f64 / start.elapsed().as_secs_f64()
 }
 
-/// Independent chains: enough to hide latencies.
-const CHAINS: usize = 5;
+/// Numbers that are worked on beside one another, in the first-level cache.
+const NUMBERS: usize = 512;
+/// Times that a number goes through the operations between load and store.
+const ROUNDS: usize = 4;
 
 struct Mix<'a> {
     steps: usize,
@@ -195,19 +197,20 @@ impl Kernel for Mix<'_> {
         let (factor, flip, mask, more) =
             black_box((0x9E37_79B9_u32, 0x3B60_3B60_u32, 0x8FFF_8FFF_u32, 0x1234_5678_u32));
         let (gain, offset) = black_box((0.5_f32, 0.25_f32));
-        let mut words: [Lanes<u32>; CHAINS] =
-            core::array::from_fn(|c| Lanes(core::array::from_fn(|i| (c * 8 + i) as u32)));
-        let mut floats = [Lanes::splat(1.0_f32); CHAINS];
+        let mut words: [u32; NUMBERS] = core::array::from_fn(|i| i as u32);
+        let mut floats = [1.0_f32; NUMBERS];
         for _ in 0..self.steps {
             for (word, float) in words.iter_mut().zip(&mut floats) {
-                *word = word.map(|w| (((w.wrapping_mul(factor) >> 3) & mask) ^ flip).wrapping_add(more));
-                *float = float.map(|f| f.mul_add(gain, offset));
+                let (mut w, mut f) = (*word, *float);
+                for _ in 0..ROUNDS {
+                    w = (((w.wrapping_mul(factor) >> 3) & mask) ^ flip).wrapping_add(more);
+                    f = f.mul_add(gain, offset);
+                }
+                (*word, *float) = (w, f);
             }
         }
-        for (word, float) in words.iter().zip(&floats) {
-            *self.sum = word.0.iter().fold(*self.sum, |sum, w| sum.wrapping_add(*w));
-            *self.sum = float.0.iter().fold(*self.sum, |sum, f| sum.wrapping_add(f.to_bits()));
-        }
+        *self.sum = words.iter().fold(*self.sum, |sum, w| sum.wrapping_add(*w));
+        *self.sum = floats.iter().fold(*self.sum, |sum, f| sum.wrapping_add(f.to_bits()));
     }
 }
 

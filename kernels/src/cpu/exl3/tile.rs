@@ -50,13 +50,16 @@ pub(super) fn stage<const H: usize>(words: &[u32], staged: &mut Staged) {
         return;
     }
     let per_window = 8 / windows(H);
-    for q in 0..windows(H) {
-        for group in 0..GROUPS {
+    // Eight lanes take whole words, so all groups cut theirs at the same places.
+    for group in 0..GROUPS {
+        let own = &words[H * group..][..H];
+        let before = words[(H * group + count - 1) % count];
+        let word = |i: usize| if i == 0 { before } else { own[i - 1] };
+        for q in 0..windows(H) {
             staged[GROUPS * q + group] = Lanes(core::array::from_fn(|i| {
-                let end = end_bit(H, 8 * (LANES * group + i) + (q + 1) * per_window - 1);
-                let (word, shift) = (end / 32, end % 32);
-                let before = words[if word == 0 { count - 1 } else { word - 1 }];
-                if shift == 0 { before } else { before << shift | words[word] >> (32 - shift) }
+                let end = end_bit(H, 8 * i + (q + 1) * per_window - 1);
+                let (first, shift) = (end / 32, end % 32);
+                if shift == 0 { word(first) } else { word(first) << shift | word(first + 1) >> (32 - shift) }
             }));
         }
     }
