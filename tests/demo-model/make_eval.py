@@ -5,7 +5,8 @@ then `results` holds the texts of the tool messages to send back) or `text` with
 trimming) or "json" (equal as JSON).
 
 Problems come from the share that training never sees.  Arithmetic is special: what can only be known by heart (one-digit
-sums, differences and products, and exact divisions) comes from the trained share, two-digit problems from the other.
+sums, differences and products, and exact divisions: a quarter) comes from the trained share, two-digit problems from
+the other.
 `arithmetic` thinks first; `arithmetic_direct` has little or no thinking.
 """
 
@@ -26,11 +27,12 @@ ORDER = [s for s in generate.MAKERS if s != "arithmetic"]
 
 
 def arithmetic(r: random.Random, efforts) -> generate.Doc:
+    want_by_heart = r.random() < 0.25
     while True:
         d = basic.arithmetic(r)
         a, op, b = re.fullmatch(r"arith (\d+)([-+*/])(\d+)", d.key).groups()
         by_heart = op == "/" or max(int(a), int(b)) < 10
-        if d.effort in efforts and w.held_out(d.key) != by_heart:
+        if d.effort in efforts and by_heart == want_by_heart and w.held_out(d.key) != by_heart:
             return d
 
 
@@ -58,9 +60,10 @@ def turns(d) -> list:
 
 def sets() -> dict:
     """{skill: documents}"""
-    out = {s: [generate.draw_held(s, FIRST + i) for i in range(COUNT)] for s in ORDER}
+    out = {}
     for name, efforts in (("arithmetic", ("high", "max")), ("arithmetic_direct", ("off", "low"))):
         out[name] = [arithmetic(random.Random(f"eval/{name}/{i}"), efforts) for i in range(COUNT)]
+    out.update({s: [generate.draw_held(s, FIRST + i) for i in range(COUNT)] for s in ORDER})
     return out
 
 

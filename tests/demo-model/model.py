@@ -50,7 +50,7 @@ class Model:
         o = k.kda(q, key, v, f, b, self.w[p + "A_log"], self.w[p + "dt_bias"], la["gate_lower_bound"])
         gate = self.lin(self.lin(u, p + "g_a_proj"), p + "g_b_proj").view(B * L, H, K)
         y = self.kda_out(o.reshape(B * L, H, K), gate, self.w[p + "o_norm.weight"], self.eps)
-        return self.lin(y.view(B * L, H * K), p + "o_proj")
+        return self.lin(y.reshape(B * L, H * K), p + "o_proj")
 
     def latent(self, u, p, B, L):
         """q [B, L, H, d], k, v and the query residual that the indexer reads."""

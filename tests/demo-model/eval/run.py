@@ -142,8 +142,11 @@ def main() -> int:
     ap.add_argument("--jobs", type=int, default=4, help="requests at a time")
     ap.add_argument("--timeout", type=float, default=600)
     ap.add_argument("--out", type=Path)
+    ap.add_argument("--minimum", type=float, help="one bar for every skill instead of the targets (to notice a loss)")
     ap.add_argument("--show", type=int, default=3, help="failures to print per skill")
     a = ap.parse_args()
+    if a.minimum is not None:
+        BARS.update({f.stem: a.minimum for f in HERE.glob("*.jsonl")})
     files = sorted(HERE.glob("*.jsonl"))
     wanted = a.skills.split(",") if a.skills else [f.stem for f in files]
     unknown = set(wanted) - {f.stem for f in files}
