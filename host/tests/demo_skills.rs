@@ -27,5 +27,9 @@ fn the_first_items_of_every_skill() {
     let output = output.unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{told}\n{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(told.matches("| 3 | 3 |").count(), 12, "each skill once as it ends and once in the table: {told}");
+    assert_eq!(
+        told.matches("| 3 | 3 |").count(),
+        12,
+        "each skill once as it ends and once in the table: {told}"
+    );
 }

@@ -24,7 +24,12 @@ fn logits_of_twenty_prompts() {
                 let ids = goldens.ids(&format!("prompt.{i}.input_ids"));
                 let golden = goldens.f32(&format!("prompt.{i}.logits_last"));
                 let got = rank.trace(&ids, false).unwrap().logits;
-                within(&format!("prompt {i} on {ranks} ranks"), &got[got.len() - golden.len()..], &golden, 1e-4);
+                within(
+                    &format!("prompt {i} on {ranks} ranks"),
+                    &got[got.len() - golden.len()..],
+                    &golden,
+                    1e-4,
+                );
             }
         });
     }

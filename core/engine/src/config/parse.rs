@@ -178,6 +178,10 @@ fn text_only_values(text: Fields) {
     }
 }
 
+fn safe_gate(linear: &Fields) -> bool {
+    linear.get("safe_gate").and_then(Value::as_bool) != Some(false)
+}
+
 fn kda(text: Fields, linear: Option<Fields>) -> KdaConfig {
     // linear_attn_config overrides the four linear_* fields, each under its own name.
     let size = |nested: &str, flat: &str, default, range: std::ops::RangeInclusive<usize>| match linear {
@@ -195,10 +199,12 @@ fn kda(text: Fields, linear: Option<Fields>) -> KdaConfig {
         heads: size("num_heads", "linear_num_heads", 64, SMALL),
         head_dim: size("head_dim", "linear_head_dim", 128, SMALL),
         taps: size("short_conv_kernel_size", "linear_conv_kernel_dim", 4, 2..=64),
+        // As transformers has it: beside `linear_attn_config`, no bound takes `safe_gate: false` as well.
         lower_bound: linear
             .and_then(|linear| bound(linear, "gate_lower_bound"))
             .or_else(|| bound(text, "linear_lower_bound"))
-            .unwrap_or(Some(-5.0)),
+            .unwrap_or(Some(-5.0))
+            .or_else(|| linear.filter(safe_gate).map(|_| -5.0)),
     }
 }
 

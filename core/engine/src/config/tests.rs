@@ -254,7 +254,10 @@ fn variations_are_understood() {
     assert_eq!(kda, KdaConfig { heads: 8, head_dim: 16, taps: 3, lower_bound: Some(-4.0) });
     let both = json!({ "text_config.linear_num_heads": 8, "text_config.linear_lower_bound": -4 });
     assert_eq!(config(both).kda, KdaConfig { heads: 4, head_dim: 32, taps: 4, lower_bound: Some(-5.0) });
-    let unbounded = json!({ "text_config.linear_attn_config.gate_lower_bound": null });
+    let safe = json!({ "text_config.linear_attn_config.gate_lower_bound": null });
+    assert_eq!(config(safe).kda.lower_bound, Some(-5.0));
+    let unbounded = json!({ "text_config.linear_attn_config.gate_lower_bound": null,
+        "text_config.linear_attn_config.safe_gate": false });
     assert_eq!(config(unbounded).kda.lower_bound, None);
 
     assert_eq!(config(json!({ "text_config.eos_token_id": 7, "eos_token_id": [9, 7] })).eos_ids, [7, 9]);
