@@ -70,13 +70,18 @@ impl Stored {
         let mut header = vec![0; 8 + length as usize];
         file.seek(SeekFrom::Start(0))?;
         file.read_exact(&mut header).context("the header is cut short")?;
-        let (_, metadata): (usize, Metadata) = safetensors::SafeTensors::read_metadata(&header)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header[8..]).context("the header is no safetensors header")?;
+        let available = file.metadata()?.len() - header.len() as u64;
         let mut tensors = HashMap::new();
         for (name, info) in metadata.tensors() {
             if name.strip_prefix(layer).is_none_or(|rest| !rest.starts_with('.')) {
                 continue;
             }
             let (start, end) = info.data_offsets;
+            if start > end || end as u64 > available {
+                bail!("tensor `{name}` lies at {start}..{end} of {available} bytes: the file is cut short");
+            }
             let mut data = vec![0; end - start];
             file.seek(SeekFrom::Start(8 + length + start as u64))?;
             file.read_exact(&mut data).with_context(|| format!("tensor `{name}` is cut short"))?;

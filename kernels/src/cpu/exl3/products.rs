@@ -153,7 +153,8 @@ impl RateKernel for OneRow<'_> {
     fn run<C: Code, const H: usize>(self) {
         let Job { layer, x, first_row, first_tile, sums, .. } = self.0;
         let mut staged = [NO_WINDOWS; BLOCK_TILES];
-        for (kt, x) in x.row(first_row).iter().enumerate() {
+        let x = (0..x.blocks()).flat_map(|block| x.block(first_row, block));
+        for (kt, x) in x.enumerate() {
             let words = layer.tiles(kt, first_tile, sums.len());
             let blocks = sums.as_chunks_mut::<BLOCK_TILES>().0.iter_mut();
             for (words, sums) in words.chunks_exact(BLOCK_TILES * 4 * H).zip(blocks) {
@@ -226,7 +227,7 @@ impl Accumulate<'_> {
     #[inline(always)]
     fn all_rows(self, product: impl Fn(f32, f32, f32) -> f32 + Copy) {
         let Self { x, first_row, rows, first_k, values, tile, tiles, sums } = self;
-        let x = |row: usize| &x.row(first_row + row)[first_k..first_k + CHUNK];
+        let x = |row: usize| x.block(first_row + row, first_k / CHUNK);
         let mut row = 0;
         while row + 1 < rows {
             let (a, b) = sums[row * tiles..].split_at_mut(tiles);
@@ -257,7 +258,7 @@ impl Kernel for Accumulate<'_> {
 #[inline(always)]
 fn accumulate<const R: usize>(
     values: &[Values; CHUNK],
-    x: [&[[Lanes<f32>; 4]]; R],
+    x: [&[[Lanes<f32>; 4]; CHUNK]; R],
     mut sums: [&mut Sums; R],
     product: impl Fn(f32, f32, f32) -> f32,
 ) {

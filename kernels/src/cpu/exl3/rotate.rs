@@ -6,6 +6,9 @@ use half::slice::HalfFloatSliceExt;
 use super::hadamard::{BLOCK, hadamard_block};
 use super::lanes::{Kernel, LANES, Lanes, Path, dispatch};
 
+/// Tiles in a block.
+const BLOCK_TILES: usize = BLOCK / 16;
+
 /// How exact rotated activations are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Activations {
@@ -22,7 +25,7 @@ pub(super) struct Rotated {
     rows: usize,
     k_tiles: usize,
     activations: Activations,
-    /// `(rows, k tiles)`; entry `[e][i]` belongs to the input channel that ring position `e` of lane `i` has.
+    /// `(k tiles / 8, rows, 8)`, so that the rows of a block lie together, whatever the number of channels; entry `[e][i]` belongs to the input channel that ring position `e` of lane `i` has.
     tiles: Vec<[Lanes<f32>; 4]>,
 }
 
@@ -45,8 +48,10 @@ impl Rotated {
         }
         let mut scales = vec![0.0; suh.len()];
         suh.convert_to_f32_slice(&mut scales);
-        for (x, out) in x.zip(rotated.tiles.chunks_exact_mut(rotated.k_tiles)) {
-            dispatch(path, RotateRow { x, scales: &scales, activations, out });
+        let rows = rotated.rows;
+        for (row, x) in x.enumerate() {
+            let out = &mut rotated.tiles[row * BLOCK_TILES..];
+            dispatch(path, RotateRow { x, scales: &scales, activations, out, stride: rows * BLOCK_TILES });
         }
         rotated
     }
@@ -67,9 +72,16 @@ impl Rotated {
         self.activations == Activations::Half
     }
 
-    /// The tiles of a row.
-    pub fn row(&self, row: usize) -> &[[Lanes<f32>; 4]] {
-        &self.tiles[row * self.k_tiles..][..self.k_tiles]
+    /// A block of eight k tiles of a row.
+    #[inline(always)]
+    pub fn block(&self, row: usize, block: usize) -> &[[Lanes<f32>; 4]; BLOCK_TILES] {
+        &self.tiles.as_chunks().0[block * self.rows + row]
+    }
+
+    /// Blocks of a row.
+    #[inline(always)]
+    pub fn blocks(&self) -> usize {
+        self.k_tiles / BLOCK_TILES
     }
 }
 
@@ -77,7 +89,10 @@ struct RotateRow<'a> {
     x: &'a [f32],
     scales: &'a [f32],
     activations: Activations,
+    /// From the row's first block on.
     out: &'a mut [[Lanes<f32>; 4]],
+    /// Tiles from one of its blocks to the next.
+    stride: usize,
 }
 
 impl Kernel for RotateRow<'_> {
@@ -88,12 +103,12 @@ impl Kernel for RotateRow<'_> {
     #[inline(always)]
     fn run(self) {
         let blocks = self.scales.as_chunks::<BLOCK>().0;
-        for (b, (scales, out)) in blocks.iter().zip(self.out.chunks_exact_mut(BLOCK / 16)).enumerate() {
+        for (b, (scales, out)) in blocks.iter().zip(self.out.chunks_mut(self.stride)).enumerate() {
             let x = &self.x[(b * BLOCK).min(self.x.len())..((b + 1) * BLOCK).min(self.x.len())];
             let mut block = [0.0; BLOCK];
             block[..x.len()].copy_from_slice(x);
             rotate_block(&mut block, scales, self.activations);
-            spread(&block, out);
+            spread(&block, &mut out[..BLOCK_TILES]);
         }
     }
 }
