@@ -1,5 +1,6 @@
 //! The promises on state: drafted == serial, batched == alone, resumed == fresh, chunk size changes nothing, a forward
 //! commits nothing. Whole committed states are compared bit for bit, not only tokens.
+#![allow(clippy::unwrap_used)]
 
 use plugfold_abi::Phase;
 use plugfold_engine::core::{Core, SeqRows, Want};

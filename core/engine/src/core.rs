@@ -346,7 +346,7 @@ impl Core {
     pub fn bits(&mut self, phase: Phase, rows: u32) -> Result<Vec<String>, ResolveError> {
         let mut all = Vec::new();
         for select in [false, true] {
-            let shape = self.shape(kinds::FORWARD, phase, rows, 1, 1, select);
+            let shape = Self::shape(kinds::FORWARD, phase, rows, 1, 1, select);
             all.extend(self.program(&shape)?.bits());
         }
         all.sort_unstable();
@@ -373,7 +373,7 @@ impl Core {
         Ok(hash)
     }
 
-    fn shape(&self, kind: &str, phase: Phase, rows: u32, seqs: u32, out_rows: u32, select: bool) -> Shape {
+    fn shape(kind: &str, phase: Phase, rows: u32, seqs: u32, out_rows: u32, select: bool) -> Shape {
         Shape {
             kind: kind.to_owned(),
             phase,
@@ -478,7 +478,7 @@ impl Core {
         }
         let outs = round.out_rows.len() as u32;
         let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
-        let mut shape = self.shape(kinds::FORWARD, phase, rows, count, outs, self.selects(end));
+        let mut shape = Self::shape(kinds::FORWARD, phase, rows, count, outs, self.selects(end));
         let share = self.split.share(self.config.vocab_size).len();
         let asked = candidates.map(bucket);
         shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
@@ -532,7 +532,7 @@ impl Core {
             let mut round = forward.round.clone();
             round.seq_keep = keep.iter().map(|&k| k as u32).collect();
             let mut shape = forward.resolved.program.shape.clone();
-            shape = self.shape(kinds::COMMIT, shape.phase, shape.rows, shape.seqs, 0, false);
+            shape = Self::shape(kinds::COMMIT, shape.phase, shape.rows, shape.seqs, 0, false);
             round.out_rows.clear();
             if let Some(failure) = self.execute(&shape, round, &[])?.failure {
                 return Err(CommitError::Run(failure));
@@ -575,7 +575,7 @@ impl Core {
         }
         let outs = round.out_rows.len() as u32;
         let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
-        let mut shape = self.shape(kinds::MTP, Phase::Draft, rows, count, outs, self.selects(end));
+        let mut shape = Self::shape(kinds::MTP, Phase::Draft, rows, count, outs, self.selects(end));
         let share = self.split.share(self.config.vocab_size).len();
         let asked = candidates.map(bucket);
         shape.candidates = asked.map_or(0, |c| c.min(share) as u32);

@@ -156,7 +156,7 @@ fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
         return invalid(format!("token id {id} at position {i} is outside the vocabulary of {vocab} ids"));
     }
     let fits = |a: &crate::service::Attachment| {
-        a.rows.len() % info.hidden_size == 0 && a.at + a.rows.len() / info.hidden_size <= prompt
+        a.rows.len().is_multiple_of(info.hidden_size) && a.at + a.rows.len() / info.hidden_size <= prompt
     };
     if !request.attachments.iter().all(fits) {
         return invalid(format!("an attachment does not lie inside the prompt of {prompt} tokens"));

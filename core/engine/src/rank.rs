@@ -136,6 +136,7 @@ impl Rank {
     }
 
     /// Sets the drafter; every rank must set the same.
+    #[must_use]
     pub fn with_drafter(mut self, drafter: Option<Box<dyn Drafter>>) -> Self {
         self.rounds.set_drafter(drafter);
         self
