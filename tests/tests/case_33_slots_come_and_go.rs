@@ -1,5 +1,6 @@
 //! Many requests of different lengths, samplings and drafts over four slots, joining and leaving, some aborted: each
 //! equals its solo run.
+#![allow(clippy::unwrap_used)]
 
 use plugfold_engine::drafts::Drafter;
 use plugfold_engine::service::{Event, Finish, Request, Sampling, Service};
@@ -48,7 +49,7 @@ fn each_equals_its_solo_run() {
     let mut aborted = Vec::new();
     for (i, job) in jobs.iter().enumerate() {
         handles.push(four.submit(job.clone()).unwrap());
-        if i % 5 == 0 {
+        if i.is_multiple_of(5) {
             let mut long = job.clone();
             long.max_tokens = 400;
             aborted.push(four.submit(long).unwrap());

@@ -1,5 +1,6 @@
 //! The demo model that comes with the repository: the numbers of another implementation, and drafts that are worth
 //! something.
+#![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
 //! The tiny checkpoint against goldens made by other implementations, within the bounds of their authors.
+#![allow(clippy::unwrap_used)]
 
 use plugfold_abi::Phase;
 use plugfold_engine::checkpoint::Checkpoint;
@@ -191,7 +192,7 @@ fn the_vision_tower() {
         within(&format!("rows {i}"), &rows, &goldens.f32(&format!("vision.{i}.rows")), 5e-5);
     }
     let wrong = [Grid { frames: 1, height: 3, width: 4 }];
-    assert!(tower.rows(&[0.0; 12 * 1176], &wrong).unwrap_err().to_string().contains("multiples of 2"));
+    assert!(tower.rows(&vec![0.0; 12 * 1176], &wrong).unwrap_err().to_string().contains("multiples of 2"));
 }
 
 /// Two frame groups inside a video span: the tower's rows go into the prompt at the image ids.

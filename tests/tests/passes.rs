@@ -1,4 +1,5 @@
 //! Passes: programs that are rewritten before they run.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use plugfold_tests::model::{ids, prefill, tiny_core};
 struct CutRows;
 
 impl Pass for CutRows {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "cut-rows"
     }
     fn rewrite(&self, program: &mut Program) -> Result<(), OpError> {
@@ -74,7 +75,7 @@ fn rows_cut_over_two_streams_keep_every_bit() {
 struct Careless;
 
 impl Pass for Careless {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "careless"
     }
     fn rewrite(&self, program: &mut Program) -> Result<(), OpError> {
@@ -89,7 +90,7 @@ impl Pass for Careless {
 struct Unwilling;
 
 impl Pass for Unwilling {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "unwilling"
     }
     fn rewrite(&self, _: &mut Program) -> Result<(), OpError> {

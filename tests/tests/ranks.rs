@@ -1,4 +1,5 @@
 //! Ranks in step: replies, failures, replay.
+#![allow(clippy::unwrap_used)]
 
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +45,7 @@ impl Drafter for Recorded {
     fn propose(&mut self, _: usize, ids: &[u32], budget: usize) -> Vec<u32> {
         let at = ids.len();
         let mut drafts: Vec<u32> = self.0.iter().skip(at).take(budget).copied().collect();
-        if at % 3 == 0
+        if at.is_multiple_of(3)
             && let Some(last) = drafts.last_mut()
         {
             *last = (*last + 1) % VOCAB;
@@ -120,7 +121,7 @@ impl Provider for Planted {
     fn op(&self) -> &str {
         self.op
     }
-    fn owner(&self) -> &str {
+    fn owner(&self) -> &'static str {
         "planted"
     }
     fn claim(&self, _: &Query<'_>) -> Claim {
@@ -286,7 +287,7 @@ fn followers_replay_recorded_plans() {
         attachments: vec![],
     };
     let piece = |slot, tokens| Piece { slot, tokens };
-    let plans = vec![
+    let plans = [
         Plan { admissions: vec![admission(0, 1, 40)], pieces: vec![piece(0, 16)], ..Plan::default() },
         Plan {
             admissions: vec![admission(2, 2, 20)],
