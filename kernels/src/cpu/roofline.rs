@@ -56,19 +56,28 @@ pub struct Roofline {
 
 /// Elements of the weight memory that all cases share: 640 MiB, far more than any last-level cache.
 const WEIGHTS: usize = 320 << 20;
-/// Numbers that one bandwidth measurement reads.
-const STREAM: usize = 16 << 20;
+/// 64-bit words that one bandwidth measurement reads: 256 MiB. Long enough that, on a machine with other work, it is
+/// interrupted as often as the kernels are.
+const STREAM: usize = 32 << 20;
+/// Steps of one rate measurement, for the same reason.
+const STEPS: usize = 400_000;
 
 kernel! {
+    /// Reads four stretches at once, as the products read four panels.
     fn read_all[][](data: &'a [u64]) -> u64 {
-        let mut lanes = [0u64; 32];
-        for chunk in data.as_chunks::<32>().0 {
-            for l in 0..32 {
-                lanes[l] ^= chunk[l];
+        let quarter = data.len() / 4;
+        let parts: [&[[u64; 8]]; 4] =
+            std::array::from_fn(|p| data[p * quarter..(p + 1) * quarter].as_chunks().0);
+        let mut lanes = [[0u64; 8]; 4];
+        for i in 0..quarter / 8 {
+            for p in 0..4 {
+                for l in 0..8 {
+                    lanes[p][l] ^= parts[p][i][l];
+                }
             }
         }
         let mut all = 0;
-        for l in lanes {
+        for l in lanes.as_flattened() {
             all ^= l;
         }
         all
@@ -101,18 +110,32 @@ fn seconds(f: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Floating-point operations a second of all threads in the best of three shapes of independent chains.
-fn measure_rate() -> f64 {
-    const STEPS: usize = 100_000;
-    let one = |width: usize, run: fn(usize, f32) -> f32| {
-        let time = seconds(|| {
-            let sum: f32 = (0..threads()).into_par_iter().map(|_| run(STEPS, black_box(0.999))).sum();
-            black_box(sum);
-        });
-        (threads() * STEPS * width * 16 * 2) as f64 / time
-    };
-    let shapes = [one(5, multiply_add::<5>), one(6, multiply_add::<6>), one(12, multiply_add::<12>)];
-    shapes.into_iter().fold(0.0, f64::max)
+/// Independent chains of multiply-adds in registers: how many are best depends on the instruction set.
+#[derive(Clone, Copy)]
+struct Chains {
+    width: usize,
+    run: fn(usize, f32) -> f32,
+}
+
+const CHAINS: [Chains; 3] = [
+    Chains { width: 5, run: multiply_add::<5> },
+    Chains { width: 6, run: multiply_add::<6> },
+    Chains { width: 12, run: multiply_add::<12> },
+];
+
+/// Floating-point operations a second of all threads.
+fn measure_rate(chains: Chains, steps: usize) -> f64 {
+    let time = seconds(|| {
+        let sum: f32 = (0..threads()).into_par_iter().map(|_| (chains.run)(steps, black_box(0.999))).sum();
+        black_box(sum);
+    });
+    (threads() * steps * chains.width * 16 * 2) as f64 / time
+}
+
+/// The fastest shape, by the best of several short measurements each.
+fn best_chains() -> Chains {
+    let rate = |chains: Chains| (0..5).map(|_| measure_rate(chains, STEPS / 8)).fold(0.0, f64::max);
+    CHAINS.into_iter().max_by(|a, b| rate(*a).total_cmp(&rate(*b))).unwrap_or(CHAINS[0])
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -123,6 +146,7 @@ fn median(values: &mut [f64]) -> f64 {
 /// Memory that the cases share.
 struct Bench {
     weights: Vec<bf16>,
+    chains: Chains,
     bandwidths: Vec<f64>,
     rates: Vec<f64>,
 }
@@ -136,7 +160,7 @@ impl Bench {
                 *w = bf16::from_bits(0x3c00 + ((i * 37 + j * 11) & 0xff) as u16);
             }
         });
-        Self { weights, bandwidths: Vec::new(), rates: Vec::new() }
+        Self { weights, chains: best_chains(), bandwidths: Vec::new(), rates: Vec::new() }
     }
 
     /// Bytes a second of all threads reading a part of the weight memory (another part each time).
@@ -144,7 +168,7 @@ impl Bench {
         let words: &[u64] = bytemuck::cast_slice(&self.weights);
         let part = &words[turn % (words.len() / STREAM) * STREAM..][..STREAM];
         let time = seconds(|| {
-            let all = part.par_chunks(1 << 14).map(read_all).reduce(|| 0, |a, b| a ^ b);
+            let all = part.par_chunks(1 << 17).map(read_all).reduce(|| 0, |a, b| a ^ b);
             black_box(all);
         });
         (STREAM * 8) as f64 / time
@@ -161,8 +185,8 @@ impl Bench {
     ) -> RooflineRow {
         let once = seconds(|| run(&self.weights, 0));
         // Short calls are repeated inside a measurement; the whole stays near a second.
-        let inner = (0.004 / once.max(1e-9)).ceil().clamp(1.0, 10_000.0) as usize;
-        let repetitions = (1.0 / (once * inner as f64 + 0.015)).ceil().clamp(7.0, 40.0) as usize;
+        let inner = (0.02 / once.max(1e-9)).ceil().clamp(1.0, 10_000.0) as usize;
+        let repetitions = (1.5 / (once * inner as f64 + 0.05)).ceil().clamp(7.0, 25.0) as usize;
         let (mut times, mut bandwidths, mut rates) = (Vec::new(), Vec::new(), Vec::new());
         let mut turn = 1;
         for i in 0..repetitions {
@@ -174,7 +198,7 @@ impl Bench {
                 }
             });
             times.push(time / inner as f64);
-            rates.push(measure_rate());
+            rates.push(measure_rate(self.chains, STEPS));
         }
         self.bandwidths.extend(&bandwidths);
         self.rates.extend(&rates);
@@ -197,7 +221,7 @@ impl Bench {
     }
 }
 
-/// Measures this machine and every kernel, at the sizes of the published model; takes about half a minute and 2 GiB.
+/// Measures this machine and every kernel, at the sizes of the published model; takes about a minute and 2 GiB.
 /// `done` is told each row as it is ready.
 pub fn roofline(mut done: impl FnMut(&RooflineRow)) -> Roofline {
     let mut bench = Bench::new();
