@@ -13,7 +13,7 @@ use super::hadamard::BLOCK;
 use super::lanes::{Kernel, LANES, Lanes, Path, dispatch};
 use super::layer::Layer;
 use super::rotate::Rotated;
-use super::tile::{GROUPS, Staged, Values, decode, stage};
+use super::tile::{GROUPS, Staged, Values, decode, decode_all, stage};
 
 /// Tiles in the 128 columns of one transformed block.
 pub(super) const BLOCK_TILES: usize = BLOCK / 16;
@@ -194,7 +194,7 @@ impl RateKernel for Decode<'_> {
             stage::<H>(self.layer.tiles(self.first_k + kt, self.tile, 1), staged);
         }
         for (staged, values) in staged.iter().zip(self.values) {
-            decode::<C, H>(staged, |group, e, v| values[e][group] = v);
+            decode_all::<C, H>(staged, values);
         }
     }
 

@@ -84,3 +84,22 @@ pub(super) fn decode<C: Code, const H: usize>(
         }
     }
 }
+
+/// All values of a staged tile.
+///
+/// The same as collecting what [`decode`] visits, group by group: stores to one group at a time keep the compiler from
+/// weaving the groups together.
+#[inline(always)]
+pub(super) fn decode_all<C: Code, const H: usize>(staged: &Staged, values: &mut Values) {
+    let per_window = 8 / windows(H);
+    for group in 0..GROUPS {
+        for q in 0..windows(H) {
+            let window = staged[GROUPS * q + group];
+            let (first, last) = (q * per_window, (q + 1) * per_window - 1);
+            for e in first..=last {
+                let shift = end_bit(H, last) - end_bit(H, e);
+                values[e][group] = C::values(window.map(|w| w >> shift & 0xFFFF));
+            }
+        }
+    }
+}
