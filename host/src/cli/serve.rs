@@ -16,7 +16,7 @@ use super::ModelArgs;
 use super::model;
 
 /// How long a server with a failed engine answers before it exits.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Serve a model.
 #[derive(Args)]
@@ -104,11 +104,12 @@ impl Serve {
         })?;
         runtime.shutdown_timeout(Duration::from_secs(1));
         drop(engine);
-        others.finish();
-        match failed {
-            Some(reason) => anyhow::bail!("the engine has failed: {reason}"),
-            None => Ok(ExitCode::SUCCESS),
+        if let Some(reason) = failed {
+            // A rank that hangs would not end by itself: dropping the others ends them.
+            anyhow::bail!("the engine has failed: {reason}");
         }
+        others.finish();
+        Ok(ExitCode::SUCCESS)
     }
 }
 
