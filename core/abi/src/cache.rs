@@ -4,7 +4,7 @@ use crate::Text;
 
 /// How a position becomes a row of a family.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Addressing {
     /// Not by position: one record a slot and parity (recurrent state).
     State = 0,
@@ -18,10 +18,10 @@ pub enum Addressing {
 
 /// One family in one layer, over all slots.
 ///
-/// Rows are f32 in the reference formats (a row's bytes are a multiple of 4 and `base` is aligned to 64). `base` is fixed for the life of the engine; slot and parity come from the
-/// round table.
+/// Rows are f32 in the reference formats (a row's bytes are a multiple of 4 and `base` is aligned to 64). `base` is
+/// fixed for the life of the engine; slot and parity come from the round table.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
 pub struct CacheView {
     /// Start of slot 0, parity 0.
     pub base: *mut u8,
@@ -47,7 +47,8 @@ unsafe impl Send for CacheView {}
 unsafe impl Sync for CacheView {}
 
 /// Names one record of a family: a slot and one of its buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotState {
     /// Slot index.
     pub slot: u32,

@@ -1,6 +1,6 @@
 //! One operation on concrete memory.
 
-use crate::{CacheView, Comm, Phase, RoundTable, View, Weight};
+use crate::{CacheView, CommObject, KnobValue, Phase, RoundTable, Slice, View, Weight};
 
 /// Most inputs of a call.
 pub const MAX_INPUTS: usize = 6;
@@ -17,7 +17,7 @@ pub const MAX_PARAMS: usize = 4;
 
 /// A half-open range of rows or sequences.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// First.
     pub start: u32,
@@ -38,7 +38,8 @@ impl Span {
 }
 
 /// One call. Views of row buffers already start at the call's first row and hold just its rows; the round table is whole.
-#[derive(Clone, Copy)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy)]
 pub struct Call<'a> {
     /// Model layer, [`crate::NO_LAYER`] outside the layers.
     pub layer: u32,
@@ -65,5 +66,7 @@ pub struct Call<'a> {
     /// The round table.
     pub round: &'a RoundTable<'a>,
     /// Collectives, for `comm.*`; `None` on one rank.
-    pub comm: Option<&'a dyn Comm>,
+    pub comm: Option<&'a CommObject>,
+    /// Request knobs of the call's sequences, folded, by their number (see [`crate::KnobId`]).
+    pub knobs: Slice<'a, KnobValue>,
 }

@@ -1,15 +1,20 @@
 //! What crosses the plugin boundary of Plugfold: plain `repr(C)` views, the operation table and the traits behind it.
 //!
 //! Nothing here computes. The engine writes [`Program`]s (a forward is data), resolves every [`Step`] to a
-//! [`Provider`] once a shape, and runs them with a [`Call`] each. The operand lists of all operations are in [`ops`].
+//! [`Provider`] once a shape, and runs them with a [`Call`] each. The operand lists of all operations are in [`ops`], the
+//! other hook points in [`points`], the life of a plugin in [`life`], how libraries meet in [`boundary`].
 //!
 //! Interfaces are version 0: they may still change.
 
+pub mod boundary;
 mod cache;
 mod call;
 mod comm;
 mod error;
+mod knobs;
+pub mod life;
 pub mod ops;
+pub mod points;
 mod program;
 mod provider;
 mod round;
@@ -17,16 +22,22 @@ mod slice;
 mod tensor;
 mod weight;
 
+pub use boundary::{List, Maybe, TextBuf};
 pub use cache::{Addressing, CacheView, SlotState};
 pub use call::{Call, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, Span};
-pub use comm::Comm;
-pub use error::OpError;
+pub use comm::{Comm, CommObject, CommTable};
+pub use error::{ErrorKind, OpError};
+pub use knobs::{Knob, KnobId, KnobValue, Knobs, value_of};
+pub use plugfold_macros::build_id;
 pub use program::{
-    Base, Buffer, BufferId, Extent, NO_LAYER, Operand, Pass, Phase, Program, Reach, Shape, Step,
+    Base, Buffer, BufferId, Extent, NO_LAYER, Operand, Phase, Program, Reach, Shape, Step, Word,
 };
-pub use provider::{Below, Bits, Claim, Granted, Plan, Provider, Query};
+pub use provider::{
+    Below, BelowObject, BelowTable, Bits, CacheKind, Claim, Granted, Member, Pass, PassContext, PassObject, PassTable,
+    Plan, Provider, ProviderObject, ProviderTable, Query,
+};
 pub use round::RoundTable;
-pub use slice::{Slice, Text};
+pub use slice::{Slice, SliceMut, Text};
 pub use tensor::{DType, View};
 pub use weight::{Weight, formats};
 

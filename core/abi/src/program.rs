@@ -1,13 +1,13 @@
 //! A forward as data: the calls, the buffers between them, and what they read.
 
-use crate::{DType, MAX_DIMS, MAX_PARAMS, Span};
+use crate::{KnobValue, List, Maybe, TextBuf, DType, MAX_DIMS, MAX_PARAMS, Span};
 
 /// `layer` of calls outside the layers.
 pub const NO_LAYER: u32 = u32::MAX;
 
 /// Why a forward runs.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// Decode and verify windows.
     Window = 0,
@@ -18,10 +18,11 @@ pub enum Phase {
 }
 
 /// What a program is kept under. Equal shapes run the same program.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Which of the builder's programs ("forward", "mtp", "commit").
-    pub kind: String,
+    pub kind: TextBuf,
     /// Phase.
     pub phase: Phase,
     /// Most rows.
@@ -35,7 +36,19 @@ pub struct Shape {
     /// Candidates a row that sampling asks for; 0 leaves `sample.candidates` out.
     pub candidates: u32,
     /// Further words that decide a program, of the engine ("taps", "streams") and of plugins, sorted by name.
-    pub words: Vec<(String, u64)>,
+    pub words: List<Word>,
+    /// Folded request knobs that may decide a claim (effect bits or speed), by number.
+    pub knobs: List<KnobValue>,
+}
+
+/// A word of a shape.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Word {
+    /// Name.
+    pub name: TextBuf,
+    /// Value.
+    pub value: u64,
 }
 
 /// Index into [`Program::buffers`].
@@ -43,7 +56,7 @@ pub type BufferId = u32;
 
 /// What a buffer's height counts.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Base {
     /// Rows of the table.
     Rows = 0,
@@ -55,7 +68,7 @@ pub enum Base {
 
 /// Height of a buffer: `times` a row (pairs of rows and experts have `times` = experts a token), or a fixed number.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// What is counted.
     pub base: Base,
@@ -64,10 +77,11 @@ pub struct Extent {
 }
 
 /// A matrix between calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// For messages and dumps.
-    pub name: String,
+    pub name: TextBuf,
     /// Height.
     pub extent: Extent,
     /// Width in elements.
@@ -82,7 +96,7 @@ pub struct Buffer {
 
 /// Some columns of a buffer.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// Which buffer.
     pub buffer: BufferId,
@@ -94,7 +108,7 @@ pub struct Operand {
 
 /// What else of the round a call may touch, beyond its own rows: passes use it to decide what they may move.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// Each row by itself.
     Row = 0,
@@ -107,10 +121,11 @@ pub enum Reach {
 }
 
 /// One call of a program, before its operands have addresses.
-#[derive(Clone, Debug, PartialEq)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq)]
 pub struct Step {
     /// Operation name, see [`crate::ops`].
-    pub op: String,
+    pub op: TextBuf,
     /// Model layer or [`NO_LAYER`].
     pub layer: u32,
     /// Site in the layer.
@@ -120,13 +135,13 @@ pub struct Step {
     /// Sequences it covers.
     pub seqs: Span,
     /// Inputs, in operand order.
-    pub inputs: Vec<Operand>,
+    pub inputs: List<Operand>,
     /// Outputs, in operand order.
-    pub outputs: Vec<Operand>,
+    pub outputs: List<Operand>,
     /// Roles of the weights of this layer, in operand order.
-    pub weights: Vec<&'static str>,
+    pub weights: List<TextBuf>,
     /// Cache families of this layer, in operand order.
-    pub caches: Vec<&'static str>,
+    pub caches: List<TextBuf>,
     /// Sizes.
     pub dims: [u32; MAX_DIMS],
     /// Parameters.
@@ -136,30 +151,20 @@ pub struct Step {
     /// Stream it is queued on; calls of one stream run in order.
     pub stream: u32,
     /// Events to wait for first.
-    pub waits: Vec<u32>,
+    pub waits: List<u32>,
     /// Event it signals when done.
-    pub signal: Option<u32>,
+    pub signal: Maybe<u32>,
 }
 
 /// A forward.
-#[derive(Clone, Debug, PartialEq)]
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq)]
 pub struct Program {
     /// What it is kept under.
     pub shape: Shape,
     /// Buffers between the calls.
-    pub buffers: Vec<Buffer>,
+    pub buffers: List<Buffer>,
     /// Calls, in an order in which they could run one by one.
-    pub steps: Vec<Step>,
+    pub steps: List<Step>,
 }
 
-/// Rewrites programs before they are checked and resolved: what touches many operations at once (sub-blocks, row splits,
-/// pipelines) is a pass, not a provider of them all.
-pub trait Pass: Send + Sync {
-    /// Who it is, for messages and listings.
-    fn name(&self) -> &str;
-    /// Changes a program. Runs once a shape, on every rank alike: it may depend on the program and on settings only.
-    ///
-    /// # Errors
-    /// A shape that it cannot serve; the calls of that shape then fail.
-    fn rewrite(&self, program: &mut Program) -> Result<(), crate::OpError>;
-}

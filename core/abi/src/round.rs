@@ -7,7 +7,7 @@ use crate::Slice;
 ///
 /// Rows of a sequence are consecutive; sequences follow each other in table order (ragged, no padding between).
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, Default)]
 pub struct RoundTable<'a> {
     /// Token id of each row (virtual at or above [`crate::FIRST_VIRTUAL_ID`]). Draft head: the token that follows.
     pub tokens: Slice<'a, u32>,
@@ -31,6 +31,8 @@ pub struct RoundTable<'a> {
     pub out_rows: Slice<'a, u32>,
     /// Per row, the address of `hidden_size` f32 that stand in for the embedding, or null. Empty: none at all.
     pub embeds: Slice<'a, usize>,
+    /// Fields that plugins registered, by [`crate::points::FieldId`]; rows follow the field's own count.
+    pub fields: Slice<'a, crate::View>,
 }
 
 impl RoundTable<'_> {

@@ -6,10 +6,11 @@ use std::ops::Deref;
 
 /// A borrowed slice with a fixed layout.
 #[repr(C)]
+#[derive(abi_stable::StableAbi)]
 pub struct Slice<'a, T> {
     ptr: *const T,
     len: usize,
-    life: PhantomData<&'a [T]>,
+    life: PhantomData<&'a T>,
 }
 
 // SAFETY: a `Slice` is a shared borrow; it may travel wherever `&[T]` may.
@@ -59,7 +60,7 @@ impl<T: fmt::Debug> fmt::Debug for Slice<'_, T> {
 
 /// A borrowed UTF-8 string with a fixed layout.
 #[repr(transparent)]
-#[derive(Clone, Copy, Default)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Default)]
 pub struct Text<'a>(Slice<'a, u8>);
 
 impl<'a> From<&'a str> for Text<'a> {
@@ -104,5 +105,31 @@ impl fmt::Debug for Text<'_> {
 impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self)
+    }
+}
+
+/// A borrowed slice that may be written, with a fixed layout.
+#[repr(C)]
+#[derive(abi_stable::StableAbi)]
+pub struct SliceMut<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut T>,
+}
+
+// SAFETY: a `SliceMut` is an exclusive borrow; it may travel wherever `&mut [T]` may.
+unsafe impl<T: Send> Send for SliceMut<'_, T> {}
+
+impl<'a, T> From<&'a mut [T]> for SliceMut<'a, T> {
+    fn from(s: &'a mut [T]) -> Self {
+        Self { ptr: s.as_mut_ptr(), len: s.len(), life: PhantomData }
+    }
+}
+
+impl<'a, T> SliceMut<'a, T> {
+    /// The slice with its own lifetime.
+    pub fn into_mut(self) -> &'a mut [T] {
+        // SAFETY: built from an exclusive `&'a mut [T]`, given up here.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
     }
 }

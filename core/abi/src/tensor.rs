@@ -2,7 +2,7 @@
 
 /// Element types.
 #[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE single.
     F32 = 0,
@@ -34,7 +34,7 @@ impl DType {
 /// A view carries no lifetime: it is made for one call by the executor, which guarantees that the memory outlives the
 /// call and that no two output views of calls that run at once overlap.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
 pub struct View {
     /// First element.
     pub ptr: *mut u8,

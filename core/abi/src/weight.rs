@@ -18,7 +18,7 @@ pub mod formats {
 
 /// `count` matrices `[n, k]` (y = W x), in a format that says what the planes hold.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
 pub struct Weight {
     /// What the weight is for, as in [`crate::ops`] ("kda.in", "experts.down", ...).
     pub role: Text<'static>,

@@ -1,6 +1,6 @@
 //! The one exchange of the reference: `comm.sum`.
 
-use plugfold_abi::OpError;
+use plugfold_abi::{Comm, OpError};
 
 use super::operands::Operands;
 
@@ -19,15 +19,16 @@ pub(super) fn sum(o: &Operands<'_>) -> Result<(), OpError> {
         }
         return Ok(());
     };
-    if comm.ranks() != ranks {
-        return Err(o.error(&format!("P is {ranks}, but there are {} ranks", comm.ranks())));
+    let there = comm.ranks()? as usize;
+    if there != ranks {
+        return Err(o.error(&format!("P is {ranks}, but there are {there} ranks")));
     }
     let mut sent = Vec::with_capacity(rows * d);
     for r in 0..rows {
         sent.extend_from_slice(mine.row(r));
     }
     let mut all = vec![0.0f32; ranks * rows * d];
-    comm.all_gather(bytemuck::cast_slice(&sent), bytemuck::cast_slice_mut(&mut all))?;
+    comm.gather(bytemuck::cast_slice(&sent), bytemuck::cast_slice_mut(&mut all))?;
     for (rank, rows_of_rank) in all.chunks_exact((rows * d).max(1)).enumerate() {
         for (r, row) in rows_of_rank.chunks_exact(d).enumerate() {
             parts.row_mut(r)[rank * d..(rank + 1) * d].copy_from_slice(row);

@@ -18,13 +18,16 @@ mod sample;
 mod tests;
 
 use plugfold_abi::{
-    Addressing, Below, Bits, Call, Claim, Granted, MAX_WEIGHTS, OpError, Plan, Provider, Query, formats,
+    Addressing, BelowObject, Bits, CacheKind, Call, Claim, Granted, MAX_WEIGHTS, OpError, Plan, Provider, ProviderObject,
+    Query, TextBuf, formats,
 };
 
 use operands::Operands;
 
-/// Name of the arithmetic of all reference operations: changes whenever a bit of any of them may.
-const BITS: &str = "ref.cpu.1";
+/// Name of the arithmetic of all reference operations. Which bits it means is said by [`VERSION`].
+const BITS: &str = "ref";
+/// Changes whenever a bit of any reference operation may: part of tags and digests.
+pub const VERSION: &str = "cpu.1";
 
 /// What a weight operand has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,39 +62,36 @@ struct Reference {
 }
 
 impl Provider for Reference {
-    fn op(&self) -> &str {
-        self.op
+    fn op(&self) -> Result<TextBuf, OpError> {
+        Ok(self.op.into())
     }
 
-    fn owner(&self) -> &'static str {
-        "ref"
-    }
-
-    fn claim(&self, query: &Query<'_>) -> Claim {
+    fn claim(&self, query: &Query<'_>) -> Result<Claim, OpError> {
         let weights = (0..MAX_WEIGHTS).all(|i| {
             let format = query.weight_formats[i].get_str();
             self.weights.get(i).map_or(format.is_empty(), |kind| kind.takes(format))
         });
         let caches = match self.caches {
             Some(addressing) => {
-                query.cache_format.get_str() == operands::CACHE_FORMAT && query.addressing == addressing
+                let known = query.caches.iter().take_while(|c| !c.format.is_empty());
+                let fits = |c: &CacheKind<'_>| {
+                    c.format.get_str() == operands::CACHE_FORMAT && c.addressing == addressing
+                };
+                known.clone().count() > 0 && known.into_iter().all(fits)
             }
-            None => query.cache_format.is_empty(),
+            None => query.caches[0].format.is_empty(),
         };
-        if query.op.get_str() == self.op && query.device_class.get_str() == "cpu" && weights && caches {
-            Claim::Yes(Granted { bits: Bits::Own(BITS.to_owned()), plan: [0; 64] })
-        } else {
-            Claim::No
-        }
+        let claims = query.op.get_str() == self.op && query.device_class.get_str() == "cpu" && weights && caches;
+        Ok(if claims { Claim::Yes(Granted::plain(Bits::own(BITS))) } else { Claim::No })
     }
 
-    fn run(&self, call: &Call<'_>, _plan: &Plan, _below: &dyn Below) -> Result<(), OpError> {
+    fn run(&self, call: &Call<'_>, _plan: &Plan, _below: &BelowObject) -> Result<(), OpError> {
         (self.run)(&Operands::new(self.op, call)?)
     }
 }
 
 /// The reference provider of every operation.
-pub fn reference() -> Vec<Box<dyn Provider>> {
+pub fn reference() -> Vec<ProviderObject> {
     use Kind::{MaybePlain, Panels, Plain, Rows};
     const STATE: Option<Addressing> = Some(Addressing::State);
     const LINEAR: Option<Addressing> = Some(Addressing::Linear);
@@ -126,5 +126,5 @@ pub fn reference() -> Vec<Box<dyn Provider>> {
         Reference { op: "head", weights: &[Panels], caches: None, run: plain::head },
         Reference { op: "sample.candidates", weights: &[], caches: None, run: sample::candidates },
     ];
-    table.into_iter().map(|r| Box::new(r) as Box<dyn Provider>).collect()
+    table.into_iter().map(ProviderObject::new).collect()
 }

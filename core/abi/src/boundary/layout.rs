@@ -1,0 +1,111 @@
+//! Layouts as text: what two sides compare, and what a person reads when they differ.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Write;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use abi_stable::type_layout::{TLData, TypeLayout};
+
+use super::Interface;
+
+/// The layout of an interface as lines `Type.field: type, size, alignment`: all types that cross with it, sorted.
+/// Made once an interface and kept.
+pub fn layout_text<I: Interface>() -> &'static str {
+    static MADE: OnceLock<Mutex<HashMap<&'static str, &'static str>>> = OnceLock::new();
+    let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    made.entry(I::NAME).or_insert_with(|| {
+        let mut walk = Walk::default();
+        walk.visit(I::table_layout());
+        let lines: Vec<String> = walk.lines.into_iter().map(|(k, v)| format!("{k}: {v}")).collect();
+        Box::leak(lines.join("\n").into_boxed_str())
+    })
+}
+
+#[derive(Default)]
+struct Walk {
+    seen: BTreeSet<String>,
+    lines: BTreeMap<String, String>,
+}
+
+fn shape(layout: &TypeLayout) -> String {
+    format!("{}, {} bytes, aligned to {}", layout.full_type(), layout.size(), layout.alignment())
+}
+
+impl Walk {
+    fn visit(&mut self, layout: &'static TypeLayout) {
+        let name = layout.full_type().to_string();
+        if !self.seen.insert(name.clone()) {
+            return;
+        }
+        self.lines.insert(name.clone(), format!("{} bytes, aligned to {}", layout.size(), layout.alignment()));
+        if let TLData::Enum(data) = layout.data() {
+            let variants: Vec<&str> = data.variant_names_iter().collect();
+            self.lines.insert(format!("{name} variants"), variants.join(", "));
+        }
+        let fields = layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
+        for (i, field) in fields.iter().enumerate() {
+            let mut line = shape(field.layout());
+            for function in field.function_range().iter() {
+                let arguments: Vec<String> =
+                    function.param_type_layouts.iter().map(|l| shape_of_pointee(l())).collect();
+                let gives = function.return_type_layout().map(|l| l());
+                line.clear();
+                let _ = write!(line, "fn({})", arguments.join("; "));
+                if let Some(gives) = gives {
+                    let _ = write!(line, " -> {}", shape(gives));
+                    self.visit(gives);
+                }
+                for argument in function.param_type_layouts.iter() {
+                    self.visit(argument());
+                }
+            }
+            self.lines.insert(format!("{name}.{i:02} {}", field.name()), line);
+            self.visit(field.layout());
+        }
+        for field in layout.phantom_fields().to_vec() {
+            self.visit(field.layout());
+        }
+        for parameter in layout.generics().type_params().iter() {
+            self.visit(parameter());
+        }
+    }
+}
+
+fn shape_of_pointee(layout: &'static TypeLayout) -> String {
+    shape(layout)
+}
+
+/// A line of a layout on which two sides differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Type and field.
+    pub at: String,
+    /// What this side has; `None`: it has no such field.
+    pub ours: Option<String>,
+    /// What the other side has.
+    pub theirs: Option<String>,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let said = |v: &Option<String>| v.clone().unwrap_or_else(|| "absent".into());
+        write!(f, "{}: here {}; there {}", self.at, said(&self.ours), said(&self.theirs))
+    }
+}
+
+/// All lines in which two layout texts differ; empty when they are equal.
+pub fn differences(ours: &str, theirs: &str) -> Vec<Difference> {
+    if ours == theirs {
+        return Vec::new();
+    }
+    let table = |text: &str| -> BTreeMap<String, String> {
+        let pair = |l: &str| l.split_once(": ").map(|(k, v)| (k.to_owned(), v.to_owned()));
+        text.lines().filter_map(pair).collect()
+    };
+    let (ours, theirs) = (table(ours), table(theirs));
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    keys.into_iter()
+        .filter(|k| ours.get(*k) != theirs.get(*k))
+        .map(|k| Difference { at: k.clone(), ours: ours.get(k).cloned(), theirs: theirs.get(k).cloned() })
+        .collect()
+}
