@@ -9,6 +9,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use plugfold_engine::logprobs::TokenLogprobs;
 use plugfold_engine::service::{
     EngineError, EngineStats, Event, Finish, Handle, ModelInfo, Request, RequestStats, Service,
 };
@@ -188,6 +189,13 @@ fn serve_slot(shared: &Shared, slot: usize) {
     }
 }
 
+/// What the scripted engine says of a token: it had half the probability, the ids after it a half of the rest each.
+fn logprobs(id: u32, top: u32, vocab: usize) -> TokenLogprobs {
+    let share = |at: u32| -f64::from(at + 1) * std::f64::consts::LN_2;
+    let top = (0..top).map(|at| ((id + at) % vocab as u32, share(at))).collect();
+    TokenLogprobs { token: share(0), top }
+}
+
 fn play(shared: &Shared, slot: usize, work: &Work) {
     let request = &work.request;
     let queued_s = work.since.elapsed().as_secs_f64();
@@ -200,6 +208,7 @@ fn play(shared: &Shared, slot: usize, work: &Work) {
     };
     let mut generated = 0;
     let mut first = None;
+    let mut closed = false;
     let mut outcome = Ok(Finish::Stop);
     for step in (shared.respond)(request) {
         if work.cancel.load(Ordering::Acquire) {
@@ -226,6 +235,18 @@ fn play(shared: &Shared, slot: usize, work: &Work) {
                 let stop = ids.iter().position(|id| request.stop_ids.contains(id));
                 if let Some(stop) = stop {
                     ids.truncate(stop + 1);
+                }
+                if let Some(budget) = request.thinking.filter(|_| !closed) {
+                    // As the engine does: at its place in the reply, the id that ends the reasoning.
+                    let at = budget.tokens.saturating_sub(generated);
+                    if at < ids.len() && !ids[..at].contains(&budget.close) {
+                        ids[at] = budget.close;
+                    }
+                    closed = ids.contains(&budget.close);
+                }
+                if let Some(top) = request.logprobs {
+                    let told = ids.iter().map(|id| logprobs(*id, top, shared.info.vocab_size)).collect();
+                    let _ = work.events.send(Event::Logprobs(told));
                 }
                 if first.is_none() {
                     first = Some(Instant::now());

@@ -131,6 +131,8 @@ pub fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> R
         max_tokens: tokens,
         stop_ids: vec![],
         draft: true,
+        logprobs: None,
+        thinking: None,
     }
 }
 
@@ -148,7 +150,7 @@ pub fn reply(handle: &Handle) -> Result<(Vec<u32>, Finish), EngineError> {
             Event::Tokens(new) => tokens.extend(new),
             Event::Done { finish, .. } => return Ok((tokens, finish)),
             Event::Error(error) => return Err(error),
-            Event::Prefill { .. } => {}
+            Event::Prefill { .. } | Event::Logprobs(_) => {}
         }
     }
     panic!("the events ended without a last one")

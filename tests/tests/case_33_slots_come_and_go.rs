@@ -24,8 +24,8 @@ fn jobs() -> Vec<Request> {
         .map(|i| {
             let sampling = match i % 3 {
                 0 => Sampling::GREEDY,
-                1 => Sampling { temperature: 0.3, top_k: 5, top_p: 0.9, seed: Some(i) },
-                _ => Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, seed: None },
+                1 => Sampling { temperature: 0.3, top_k: 5, top_p: 0.9, min_p: 0.0, seed: Some(i) },
+                _ => Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.02, seed: None },
             };
             let mut job = request(100 + i, 1 + (i as usize * 7) % 60, 1 + (i as usize * 5) % 23, sampling);
             // Prompts that repeat themselves, so that drafts are sometimes accepted.

@@ -16,7 +16,7 @@ use plugfold_tests::goldens::tiny_dir;
 use plugfold_tests::model::{engine, engine_with, ids, options, plain, reply, request};
 
 const VOCAB: u32 = 480;
-const SAMPLED: Sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.95, seed: None };
+const SAMPLED: Sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.95, min_p: 0.0, seed: None };
 
 #[test]
 fn batched_alone_and_on_any_number_of_ranks_of_one_split() {
@@ -77,7 +77,7 @@ fn drafted_equals_serial() {
                         break;
                     }
                     Event::Error(e) => panic!("{e}"),
-                    Event::Prefill { .. } => {}
+                    Event::Prefill { .. } | Event::Logprobs(_) => {}
                 }
             }
             // One and two ranks have different sums; each must equal its own serial reply.
@@ -284,7 +284,7 @@ fn followers_replay_recorded_plans() {
         max_tokens: 6,
         stop_ids: vec![],
         draft: true,
-        attachments: vec![],
+        ..Admission::default()
     };
     let piece = |slot, tokens| Piece { slot, tokens };
     let plans = [

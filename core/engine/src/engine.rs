@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use crate::logprobs::MAX_TOP;
 use crate::plan::{Admission, Order, Piece, Plan};
 use crate::rank::Rank;
 use crate::rounds::{End, Outcome};
@@ -155,6 +156,14 @@ fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
     if let Some((i, id)) = bad {
         return invalid(format!("token id {id} at position {i} is outside the vocabulary of {vocab} ids"));
     }
+    if request.logprobs.is_some_and(|top| top > MAX_TOP) {
+        return invalid(format!("log probabilities of more than {MAX_TOP} alternatives were asked for"));
+    }
+    if let Some(close) = request.thinking.map(|t| t.close).filter(|id| *id as usize >= vocab) {
+        return invalid(format!(
+            "token id {close}, to end the reasoning, is outside the vocabulary of {vocab} ids"
+        ));
+    }
     let fits = |a: &crate::service::Attachment| {
         a.rows.len().is_multiple_of(info.hidden_size) && a.at + a.rows.len() / info.hidden_size <= prompt
     };
@@ -272,10 +281,13 @@ impl Loop {
             temperature: r.sampling.temperature,
             top_k: r.sampling.top_k,
             top_p: r.sampling.top_p,
+            min_p: r.sampling.min_p,
             seed,
             max_tokens: r.max_tokens,
             stop_ids: r.stop_ids.clone(),
             draft: r.draft,
+            logprobs: r.logprobs,
+            thinking: r.thinking,
             attachments: Admission::pack(&r.attachments),
         };
         let queued_s = job.submitted.elapsed().as_secs_f64();
@@ -318,7 +330,7 @@ impl Loop {
                 let total = active.job.request.ids.len();
                 let _ = active.job.events.send(Event::Prefill { done, total });
             }
-            Outcome::Tokens { tokens, drafted, shared, end } => {
+            Outcome::Tokens { tokens, logprobs, drafted, shared, end } => {
                 if active.first.is_none() {
                     active.first = Some(Instant::now());
                     active.stats.prefill_s = active.started.elapsed().as_secs_f64();
@@ -329,6 +341,9 @@ impl Loop {
                     active.stats.drafted += drafted;
                     active.stats.accepted += tokens.len().saturating_sub(1);
                     active.stats.batched_rounds += usize::from(shared > 1);
+                }
+                if !logprobs.is_empty() {
+                    let _ = active.job.events.send(Event::Logprobs(logprobs));
                 }
                 let (count, accepted) = (tokens.len() as u64, tokens.len().saturating_sub(1) as u64);
                 if active.job.events.send(Event::Tokens(tokens)).is_err() {

@@ -7,6 +7,7 @@ pub mod drafts;
 pub mod engine;
 pub mod exchange;
 pub mod image;
+pub mod logprobs;
 pub mod plan;
 pub mod program;
 pub mod rank;

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::service::{Attachment, Sampling};
+use crate::service::{Attachment, Sampling, ThinkingBudget};
 
 /// A sequence that takes a slot.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Admission {
     /// The slot it gets.
     pub slot: usize,
@@ -17,6 +17,8 @@ pub struct Admission {
     pub top_k: u32,
     /// Probability kept.
     pub top_p: f64,
+    /// Least probability kept, relative to the most likely token's.
+    pub min_p: f64,
     /// Key of the noise.
     pub seed: u64,
     /// Most tokens to generate.
@@ -25,6 +27,10 @@ pub struct Admission {
     pub stop_ids: Vec<u32>,
     /// Whether drafts may be verified.
     pub draft: bool,
+    /// Log probabilities are told, with so many alternatives.
+    pub logprobs: Option<u32>,
+    /// Where the reasoning ends at the latest.
+    pub thinking: Option<ThinkingBudget>,
     /// (first position, rows) of image rows.
     pub attachments: Vec<(usize, Vec<f32>)>,
 }
@@ -36,6 +42,7 @@ impl Admission {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
+            min_p: self.min_p,
             seed: Some(self.seed),
         }
     }

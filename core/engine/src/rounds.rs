@@ -5,13 +5,14 @@ use plugfold_abi::Phase;
 use crate::core::{CommitError, Core, Forward, SeqRows, Want};
 use crate::drafts::Drafter;
 use crate::exchange::{ExchangeError, exchange};
+use crate::logprobs::{Ask, TokenLogprobs, logprobs};
 use crate::plan::{Admission, Piece, Plan};
 use crate::program::ResolveError;
 use crate::ranks::{RankError, World};
-use crate::sampling::{accept, candidates_needed, draw};
+use crate::sampling::{accept, best, candidates_needed, draw};
 
 /// What happened to a slot in a round.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// Prompt rows were absorbed; so many are in.
     Absorbed(usize),
@@ -19,6 +20,8 @@ pub enum Outcome {
     Tokens {
         /// The tokens, in order.
         tokens: Vec<u32>,
+        /// Theirs, when the sequence asks for them.
+        logprobs: Vec<TokenLogprobs>,
         /// Drafts that were verified.
         drafted: usize,
         /// Sequences that shared the forward.
@@ -65,6 +68,29 @@ struct Running {
     /// The last token drawn, not yet run through the model.
     pending: Option<u32>,
     generated: usize,
+    /// The reasoning has ended.
+    closed: bool,
+}
+
+impl Running {
+    /// The tokens that follow a window's rows, the first at `position`; `None` when a row holds no number.
+    fn draw(&self, rows: &mut [Vec<(f32, u32)>], position: usize) -> Option<Vec<u32>> {
+        let (sampling, seed) = (self.admission.sampling(), self.admission.seed);
+        let mut closed = self.closed;
+        let mut tokens = Vec::with_capacity(rows.len());
+        for (i, row) in rows.iter_mut().enumerate() {
+            let mut token = draw(row, &sampling, seed, position + i)?;
+            if let Some(budget) = self.admission.thinking {
+                // By the place in the reply alone, so that drafts and rounds change nothing.
+                if !closed && self.generated + i >= budget.tokens {
+                    token = budget.close;
+                }
+                closed |= token == budget.close;
+            }
+            tokens.push(token);
+        }
+        Some(tokens)
+    }
 }
 
 /// All sequences of one rank.
@@ -107,7 +133,7 @@ impl Rounds {
         for admission in plan.admissions {
             core.begin(admission.slot);
             let slot = admission.slot;
-            self.running[slot] = Some(Running { admission, pending: None, generated: 0 });
+            self.running[slot] = Some(Running { admission, pending: None, generated: 0, closed: false });
         }
         let mut out = Vec::new();
         for piece in plan.pieces {
@@ -152,11 +178,14 @@ impl Rounds {
                 return Ok(Outcome::Failed(message));
             }
         };
-        core.commit(&forward, &[end - start])?;
         if !last {
+            core.commit(&forward, &[end - start])?;
             return Ok(Outcome::Absorbed(end));
         }
-        Ok(self.take(piece.slot, end, &mut found, &[], 1).1)
+        let mut taken = vec![self.take(piece.slot, end, &mut found, 0, &[], 1)];
+        tell(core, &forward, &mut taken)?;
+        core.commit(&forward, &[end - start])?;
+        Ok(taken.remove(0).outcome)
     }
 
     /// The windows of the decoding slots: the pending token and its drafts.
@@ -209,17 +238,18 @@ impl Rounds {
                 return Ok(());
             }
         };
-        let mut keeps = Vec::with_capacity(lanes.len());
+        let mut taken = Vec::with_capacity(lanes.len());
         let mut first = 0;
         for lane in lanes {
             let start = core.slot(lane.slot).len();
-            let rows = &mut found[first..first + lane.tokens.len()];
+            let (rows, at) = (&mut found[first..first + lane.tokens.len()], first);
             first += lane.tokens.len();
-            let (keep, outcome) = self.take(lane.slot, start + 1, rows, &lane.tokens[1..], lanes.len());
-            keeps.push(keep);
-            out.push((lane.slot, outcome));
+            taken.push(self.take(lane.slot, start + 1, rows, at, &lane.tokens[1..], lanes.len()));
         }
+        tell(core, &forward, &mut taken)?;
+        let keeps: Vec<usize> = taken.iter().map(|t| t.keep).collect();
         core.commit(&forward, &keeps)?;
+        out.extend(lanes.iter().zip(taken).map(|(lane, t)| (lane.slot, t.outcome)));
         if let Some(drafter) = &mut self.drafter {
             for lane in lanes {
                 drafter.forget(lane.slot, core.slot(lane.slot).len());
@@ -228,34 +258,41 @@ impl Rounds {
         Ok(())
     }
 
-    /// Draws a sequence's tokens from its rows, the first for `position`; says how many rows to keep.
+    /// Draws a sequence's tokens from its rows, the first for `position`. `first` is its first wanted row's place.
     fn take(
         &mut self,
         slot: usize,
         position: usize,
         rows: &mut [Vec<(f32, u32)>],
+        first: usize,
         drafts: &[u32],
         shared: usize,
-    ) -> (usize, Outcome) {
+    ) -> Taken {
         let Some(running) = &mut self.running[slot] else {
-            return (1, Outcome::Failed("no such sequence".into()));
+            return Taken::failed("no such sequence".into());
         };
         let admission = &running.admission;
-        let (sampling, seed) = (admission.sampling(), admission.seed);
-        let drawn: Option<Vec<u32>> =
-            rows.iter_mut().enumerate().map(|(i, row)| draw(row, &sampling, seed, position + i)).collect();
-        let Some(drawn) = drawn else {
+        // Drawing cuts the rows down to what may be drawn.
+        let told: Vec<_> = match admission.logprobs {
+            Some(top) => rows.iter().map(|row| best(row, top.max(1) as usize)).collect(),
+            None => Vec::new(),
+        };
+        let Some(drawn) = running.draw(rows, position) else {
             self.end(slot);
             let message = format!(
                 "no logit of the row before position {position} is a number: look for broken weights"
             );
-            return (1, Outcome::Failed(message));
+            return Taken::failed(message);
         };
         let keep = accept(&drawn, drafts, &admission.stop_ids);
         let mut tokens = drawn[..keep].to_vec();
         tokens.truncate(admission.max_tokens - running.generated);
         running.generated += tokens.len();
         running.pending = tokens.last().copied();
+        running.closed |= admission.thinking.is_some_and(|budget| tokens.contains(&budget.close));
+        let top = admission.logprobs.unwrap_or(0) as usize;
+        let asks = told.into_iter().zip(&tokens).enumerate();
+        let asks = asks.map(|(i, (best, token))| Ask { row: first + i, token: *token, best, top }).collect();
         let stopped = tokens.last().is_some_and(|t| admission.stop_ids.contains(t));
         let end = if stopped {
             Some(End::Stop)
@@ -265,14 +302,46 @@ impl Rounds {
         if end.is_some() {
             self.end(slot);
         }
-        (keep, Outcome::Tokens { tokens, drafted: drafts.len(), shared, end })
+        let outcome = Outcome::Tokens { tokens, logprobs: Vec::new(), drafted: drafts.len(), shared, end };
+        Taken { keep, outcome, asks }
     }
+}
+
+/// What a sequence takes from a forward.
+struct Taken {
+    /// Rows to keep.
+    keep: usize,
+    outcome: Outcome,
+    /// Rows whose log probabilities are wanted, one a token.
+    asks: Vec<Ask>,
+}
+
+impl Taken {
+    fn failed(message: String) -> Self {
+        Self { keep: 1, outcome: Outcome::Failed(message), asks: Vec::new() }
+    }
+}
+
+/// Adds the log probabilities that are asked for, while the forward's logits are there.
+fn tell(core: &mut Core, forward: &Forward, taken: &mut [Taken]) -> Result<(), ExchangeError> {
+    let asks: Vec<Ask> = taken.iter().flat_map(|t| t.asks.iter().cloned()).collect();
+    let mut told = logprobs(core, forward, &asks)?.into_iter();
+    for t in taken {
+        if let Outcome::Tokens { logprobs, .. } = &mut t.outcome {
+            logprobs.extend(told.by_ref().take(t.asks.len()));
+        }
+    }
+    Ok(())
 }
 
 /// Candidates that the most demanding of the sequences needs.
 fn candidates<'a>(core: &Core, admissions: impl Iterator<Item = &'a Admission>) -> usize {
     let vocab = core.config().vocab_size;
-    let need = admissions.map(|a| candidates_needed(&a.sampling()).unwrap_or(vocab)).max();
+    let need = |a: &Admission| {
+        let drawn = candidates_needed(&a.sampling()).unwrap_or(vocab);
+        drawn.max(a.logprobs.unwrap_or(0) as usize)
+    };
+    let need = admissions.map(need).max();
     need.unwrap_or(1).min(vocab)
 }
 

@@ -1,7 +1,7 @@
 //! How the next token is drawn.
 //!
 //! At every position: keep the top-k logits (ties to the lower id), of those the smallest set whose probabilities at
-//! the temperature reach top-p, and of those the one with the largest `logit / T + g`, where `g` is Gumbel noise keyed
+//! the temperature reach top-p, without those below min-p times the best one's probability, and of those the one with the largest `logit / T + g`, where `g` is Gumbel noise keyed
 //! by (seed, position, token id). So a draw depends on nothing but the row's logits and its key: not on drafts, batch
 //! or ranks. Arithmetic is f64 on the host, the same on every rank.
 
@@ -46,6 +46,15 @@ pub fn sort_candidates(candidates: &mut [(f32, u32)]) {
     candidates.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
 }
 
+/// The `count` best candidates of a row, in the order of choice.
+pub fn best(candidates: &[(f32, u32)], count: usize) -> Vec<(f32, u32)> {
+    let mut all: Vec<_> =
+        candidates.iter().copied().filter(|c| !c.0.is_nan() && c.0 != f32::NEG_INFINITY).collect();
+    sort_candidates(&mut all);
+    all.truncate(count);
+    all
+}
+
 /// Draws the token for `position` (the position that the token will have) from all ranks' candidates.
 ///
 /// `candidates` must hold at least the row's [`candidates_needed`] best over the whole vocabulary; they are sorted here.
@@ -79,6 +88,11 @@ pub fn draw(
         }
         candidates.truncate(kept);
     }
+    if sampling.min_p > 0.0 {
+        // The best one stays whatever the limit is.
+        let kept = candidates.iter().take_while(|c| scaled(c.0).exp() >= sampling.min_p).count();
+        candidates.truncate(kept.max(1));
+    }
     let score = |c: &(f32, u32)| scaled(c.0) + gumbel(seed, position as u64, c.1);
     candidates.iter().max_by(|a, b| score(a).total_cmp(&score(b)).then(b.1.cmp(&a.1))).map(|c| c.1)
 }
@@ -101,7 +115,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.95, seed: None };
+    const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 20, top_p: 0.95, min_p: 0.0, seed: None };
 
     #[test]
     fn greedy_takes_the_largest_and_ties_go_to_the_lower_id() {
@@ -122,6 +136,21 @@ mod tests {
             seen[draw(&mut row.clone(), &hot, 5, p).unwrap() as usize] += 1;
         }
         assert!(seen.iter().all(|&n| (800..1200).contains(&n)), "{seen:?}");
+    }
+
+    #[test]
+    fn min_p_keeps_what_is_near_the_best() {
+        let row: Vec<(f32, u32)> = (0..10).map(|i| (i as f32, i)).collect();
+        let seen = |min_p: f64| {
+            let sampling = Sampling { temperature: 2.0, top_p: 1.0, min_p, ..PLAIN };
+            let drawn = (0..5000).filter_map(|p| draw(&mut row.clone(), &sampling, 5, p));
+            drawn.collect::<std::collections::BTreeSet<_>>()
+        };
+        // At temperature 2 the second has exp(-0.5) = 0.61 of the best one's probability, the third 0.37.
+        assert_eq!(seen(0.5), [8, 9].into());
+        assert_eq!(seen(0.3), [7, 8, 9].into());
+        assert_eq!(seen(1.0), [9].into());
+        assert_eq!(seen(0.0).len(), 10);
     }
 
     #[test]
@@ -164,7 +193,7 @@ mod tests {
             seed: u64,
             position in 0usize..100_000,
         ) {
-            let sampling = Sampling { temperature: 0.7, top_k, top_p: 0.9, seed: None };
+            let sampling = Sampling { temperature: 0.7, top_k, top_p: 0.9, min_p: 0.0, seed: None };
             let all: Vec<(f32, u32)> = values.iter().enumerate().map(|(i, v)| (*v, i as u32)).collect();
             let mut sorted = all.clone();
             sort_candidates(&mut sorted);

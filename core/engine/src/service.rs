@@ -6,6 +6,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use serde::{Deserialize, Serialize};
+
+use crate::logprobs::TokenLogprobs;
+
 /// How the next token is drawn at every position (see [`crate::sampling`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -15,13 +19,15 @@ pub struct Sampling {
     pub top_k: u32,
     /// Keep the smallest set of most likely candidates whose probabilities sum to at least this.
     pub top_p: f64,
+    /// Of those, keep the ones with at least this share of the most likely one's probability; 0 keeps all.
+    pub min_p: f64,
     /// Key of the noise. `None`: derived from the prompt's token ids.
     pub seed: Option<u64>,
 }
 
 impl Sampling {
     /// The largest logit, ties to the lower id.
-    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0, seed: None };
+    pub const GREEDY: Sampling = Sampling { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, seed: None };
 }
 
 /// Rows that replace the embeddings of a run of prompt positions (image rows).
@@ -31,6 +37,15 @@ pub struct Attachment {
     pub at: usize,
     /// `[count, hidden_size]` row-major.
     pub rows: Arc<[f32]>,
+}
+
+/// A bound on the reasoning of a reply: when `tokens` were generated and none of them was `close`, the next one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThinkingBudget {
+    /// Tokens that may come before `close`.
+    pub tokens: usize,
+    /// The id that ends the reasoning.
+    pub close: u32,
 }
 
 /// One generation request.
@@ -48,6 +63,10 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// `false`: one token a round, no drafts.
     pub draft: bool,
+    /// Tell the log probability of every token and of so many alternatives, at most [`crate::logprobs::MAX_TOP`].
+    pub logprobs: Option<u32>,
+    /// Ends the reasoning; for prompts that end in an open think block.
+    pub thinking: Option<ThinkingBudget>,
 }
 
 /// Why a reply ended.
@@ -86,7 +105,7 @@ pub struct RequestStats {
     pub seed: u64,
 }
 
-/// What arrives while a request runs, in order: any number of `Prefill` and `Tokens`, then `Done` or `Error`.
+/// What arrives while a request runs, in order: any number of `Prefill`, `Logprobs` and `Tokens`, then `Done` or `Error`.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Prompt tokens absorbed so far, of how many.
@@ -96,6 +115,8 @@ pub enum Event {
         /// Prompt length.
         total: usize,
     },
+    /// Log probabilities of the ids in the next `Tokens`, for requests that ask for them.
+    Logprobs(Vec<TokenLogprobs>),
     /// Newly generated ids of one round.
     Tokens(Vec<u32>),
     /// The reply is complete.

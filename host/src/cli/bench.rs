@@ -161,12 +161,14 @@ fn measure(engine: &dyn Service, ids: Vec<u32>, tokens: usize) -> anyhow::Result
         max_tokens: tokens,
         stop_ids: Vec::new(),
         draft: true,
+        logprobs: None,
+        thinking: None,
     };
     let handle = engine.submit(request)?;
     loop {
         match handle.events.recv().context("the engine dropped the request")? {
             Event::Prefill { done, .. } => bar.at(done),
-            Event::Tokens(_) => bar.done(),
+            Event::Tokens(_) | Event::Logprobs(_) => bar.done(),
             Event::Done { stats, .. } => return Ok(stats),
             Event::Error(error) => bail!("{error}"),
         }

@@ -100,8 +100,13 @@ impl Generate {
             Some(text) => text.stop_ids.clone(),
             None => info.eos_ids.clone(),
         };
-        let sampling =
-            Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, seed: self.seed };
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: 0.0,
+            seed: self.seed,
+        };
         let request = Request {
             ids: prompt.clone(),
             attachments: Vec::new(),
@@ -109,6 +114,8 @@ impl Generate {
             max_tokens: self.max_tokens.min(info.context.saturating_sub(prompt.len()).max(1)),
             stop_ids,
             draft: true,
+            logprobs: None,
+            thinking: None,
         };
         let handle = engine.submit(request)?;
         let thinking = text.as_ref().is_some_and(|t| t.thinking_is_open(&prompt));
@@ -122,6 +129,7 @@ impl Generate {
         let (finish, stats) = loop {
             match handle.events.recv().context("the engine dropped the request")? {
                 Event::Prefill { done, .. } => bar.at(done),
+                Event::Logprobs(_) => {}
                 Event::Tokens(ids) => {
                     bar.done();
                     reply.take(&ids, text.as_ref())?;

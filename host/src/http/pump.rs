@@ -150,7 +150,7 @@ impl Pump {
                 self.handle.events.recv_timeout(CONGESTED)
             };
             match event {
-                Ok(Event::Prefill { .. }) => self.guard.heard(0),
+                Ok(Event::Prefill { .. } | Event::Logprobs(_)) => self.guard.heard(0),
                 Ok(Event::Tokens(ids)) => {
                     self.guard.heard(ids.len());
                     let mut pieces = Vec::new();

@@ -114,6 +114,8 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         max_tokens,
         stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
         draft: policy.drafts(),
+        logprobs: None,
+        thinking: None,
     };
     Ok(Job {
         kind,
@@ -303,7 +305,11 @@ fn sampling(fields: Fields) -> Result<Sampling, ApiError> {
         Some(seed) if (i128::from(i64::MIN)..=i128::from(u64::MAX)).contains(&seed) => Some(seed as u64),
         Some(_) => return Err(ApiError::field("seed", "must be a 64-bit integer or null")),
     };
-    Ok(Sampling { temperature, top_k, top_p, seed })
+    let min_p = fields.float("min_p")?.unwrap_or(0.0);
+    if !(0.0..=1.0).contains(&min_p) {
+        return Err(ApiError::field("min_p", "must be between 0 and 1"));
+    }
+    Ok(Sampling { temperature, top_k, top_p, min_p, seed })
 }
 
 /// The reply budget that was asked for; `max_tokens` wins, 0 counts as not given.
