@@ -39,7 +39,7 @@ pub use provider::{
 pub use round::RoundTable;
 pub use slice::{Slice, SliceMut, Text};
 pub use tensor::{DType, View};
-pub use weight::{Weight, formats};
+pub use weight::{Segment, Weight, formats};
 
 /// Ids at or above this are virtual: rows of an attachment (an image), not of the embedding table.
 pub const FIRST_VIRTUAL_ID: u32 = 1 << 24;
