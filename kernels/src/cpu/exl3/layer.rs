@@ -5,11 +5,11 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::bits::{place, unpack_states};
 use super::codebook::Codebook;
 use super::error::Error;
-use super::hadamard::{BLOCK, hadamard};
+use super::hadamard::BLOCK;
 use super::rate::Rate;
+use super::view::{LayerView, check_planes};
 
 /// `W = diag(suh) · H · Q · H · diag(svh)`, of shape `(k, n)` = (input channels, output channels).
 #[derive(Clone, PartialEq)]
@@ -63,32 +63,7 @@ impl Layer {
     pub fn from_planes(name: &str, planes: Planes) -> Result<Self, Error> {
         let Planes { rate, codebook, trellis, suh, svh, bias } = planes;
         let (k, n) = (suh.len(), svh.len());
-        for (side, tensor, channels) in [("k", "suh", k), ("n", "svh", n)] {
-            if channels == 0 || !channels.is_multiple_of(BLOCK) {
-                return Err(Error::tensor(
-                    format!("{name}.{tensor}"),
-                    format!("{side} is {channels}, must be a positive multiple of {BLOCK}"),
-                ));
-            }
-        }
-        if !rate.is_whole() && codebook != Codebook::Mul1 {
-            return Err(Error::tensor(
-                format!("{name}.trellis"),
-                format!("rate {rate} exists with codebook mul1 only, the layer has {}", codebook.name()),
-            ));
-        }
-        let words = (k / 16) * (n / 16) * rate.words();
-        if trellis.len() != words {
-            return Err(Error::tensor(
-                format!("{name}.trellis"),
-                format!("{} words, must be {words} for {k} x {n} at {rate} bits", trellis.len()),
-            ));
-        }
-        if let Some(bias) = &bias
-            && bias.len() != n
-        {
-            return Err(Error::tensor(format!("{name}.bias"), format!("{} values, must be {n}", bias.len())));
-        }
+        check_planes(name, rate, codebook, trellis.len(), k, n, bias.as_ref().map(Vec::len))?;
         Ok(Self { k, n, rate, codebook, trellis, suh, svh, bias })
     }
 
@@ -138,11 +113,10 @@ impl Layer {
         self.bias.as_deref()
     }
 
-    /// Words of `count` tiles from tile `(kt, first)` on.
-    #[inline(always)]
-    pub(super) fn tiles(&self, kt: usize, first: usize, count: usize) -> &[u32] {
-        let words = self.rate.words();
-        &self.trellis[(kt * (self.n / 16) + first) * words..][..count * words]
+    /// The layer without its memory.
+    pub fn view(&self) -> LayerView<'_> {
+        let bias = self.bias.as_deref();
+        LayerView::checked(self.rate, self.codebook, &self.trellis, &self.suh, &self.svh, bias)
     }
 
     /// The part of the layer for input channels `k` and output channels `n`.
@@ -154,8 +128,9 @@ impl Layer {
     pub fn slice(&self, name: &str, k: Range<usize>, n: Range<usize>) -> Result<Self, Error> {
         check_cut(name, "k", &k, self.k)?;
         check_cut(name, "n", &n, self.n)?;
+        let view = self.view();
         let trellis = (k.start / 16..k.end / 16)
-            .flat_map(|kt| self.tiles(kt, n.start / 16, n.len() / 16))
+            .flat_map(|kt| view.tiles(kt, n.start / 16, n.len() / 16))
             .copied()
             .collect();
         Ok(Self {
@@ -172,45 +147,12 @@ impl Layer {
 
     /// The decoded trellis `Q`, `(k, n)` row-major: exact binary16 values.
     pub fn inner(&self) -> Vec<f16> {
-        let table: Vec<f16> = self.codebook.table().iter().map(|&v| f16::from_f32(v)).collect();
-        let mut inner = vec![f16::ZERO; self.k * self.n];
-        for kt in 0..self.k / 16 {
-            for nt in 0..self.n / 16 {
-                let states = unpack_states(self.tiles(kt, nt, 1), self.rate);
-                for (position, &state) in states.iter().enumerate() {
-                    let (row, col) = place(position);
-                    inner[(16 * kt + row) * self.n + 16 * nt + col] = table[usize::from(state)];
-                }
-            }
-        }
-        inner
+        self.view().inner()
     }
 
     /// The weight `W`, `(k, n)` row-major.
     pub fn weight(&self) -> Vec<f32> {
-        let mut w: Vec<f32> = self.inner().into_iter().map(f16::to_f32).collect();
-        let mut column = [0.0; BLOCK];
-        for rows in w.chunks_exact_mut(BLOCK * self.n) {
-            for j in 0..self.n {
-                for (c, row) in column.iter_mut().zip(rows.chunks_exact(self.n)) {
-                    *c = row[j];
-                }
-                hadamard::<BLOCK>(&mut column);
-                for (c, row) in column.iter().zip(rows.chunks_exact_mut(self.n)) {
-                    row[j] = *c;
-                }
-            }
-        }
-        for (row, suh) in w.chunks_exact_mut(self.n).zip(&self.suh) {
-            for x in row.iter_mut() {
-                *x *= suh.to_f32();
-            }
-            hadamard::<BLOCK>(row);
-            for (x, svh) in row.iter_mut().zip(&self.svh) {
-                *x *= svh.to_f32();
-            }
-        }
-        w
+        self.view().weight()
     }
 }
 

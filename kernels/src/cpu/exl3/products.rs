@@ -11,9 +11,9 @@ use super::bits::unpack_states;
 use super::codebook::{Code, Codebook, Mcg, Mul1, ThreeInst};
 use super::hadamard::BLOCK;
 use super::lanes::{Kernel, LANES, Lanes, Path, dispatch};
-use super::layer::Layer;
 use super::rotate::Rotated;
 use super::tile::{GROUPS, Staged, Values, decode, decode_all, stage};
+use super::view::LayerView;
 
 /// Tiles in the 128 columns of one transformed block.
 pub(super) const BLOCK_TILES: usize = BLOCK / 16;
@@ -32,7 +32,7 @@ const NO_WINDOWS: Staged = [Lanes([0; LANES]); 4 * GROUPS];
 ///
 /// `finish(row, block, columns)` receives the 128 products of a row with a block, not yet transformed.
 pub(super) fn multiply_blocks(
-    layer: &Layer,
+    layer: LayerView<'_>,
     x: &Rotated,
     first: usize,
     count: usize,
@@ -71,7 +71,7 @@ fn reduce(sums: &[Sums; BLOCK_TILES]) -> [f32; BLOCK] {
 
 /// Products of some rows with some columns of tiles.
 struct Job<'a> {
-    layer: &'a Layer,
+    layer: LayerView<'a>,
     x: &'a Rotated,
     first_row: usize,
     rows: usize,
@@ -116,7 +116,7 @@ impl<K: RateKernel, C: Code, const H: usize> Kernel for AtRate<K, C, H> {
     }
 }
 
-fn by_codebook<K: RateKernel>(layer: &Layer, kernel: K, path: Path) {
+fn by_codebook<K: RateKernel>(layer: LayerView<'_>, kernel: K, path: Path) {
     match (layer.codebook(), layer.rate().halves()) {
         (Codebook::ThreeInst, halves) => by_rate::<K, ThreeInst>(Codebook::ThreeInst, halves, kernel, path),
         (Codebook::Mcg, halves) => by_rate::<K, Mcg>(Codebook::Mcg, halves, kernel, path),
@@ -180,7 +180,7 @@ impl RateKernel for OneRow<'_> {
 
 /// Decodes [`CHUNK`] tiles that lie below one another.
 struct Decode<'a> {
-    layer: &'a Layer,
+    layer: LayerView<'a>,
     first_k: usize,
     tile: usize,
     values: &'a mut [Values; CHUNK],

@@ -35,9 +35,10 @@ impl Rotated {
         Self { rows, k_tiles: k / 16, activations, tiles: vec![[Lanes::splat(0.0); 4]; rows * k / 16] }
     }
 
-    /// Rotates the rows of `x`, each extended with zeros to the length of `suh`.
+    /// Rotates the rows of `x`, each after `lead` zeros and extended with zeros to the length of `suh`.
     pub fn new<'a>(
         x: impl ExactSizeIterator<Item = &'a [f32]>,
+        lead: usize,
         suh: &[f16],
         activations: Activations,
         path: Path,
@@ -51,7 +52,10 @@ impl Rotated {
         let rows = rotated.rows;
         for (row, x) in x.enumerate() {
             let out = &mut rotated.tiles[row * BLOCK_TILES..];
-            dispatch(path, RotateRow { x, scales: &scales, activations, out, stride: rows * BLOCK_TILES });
+            dispatch(
+                path,
+                RotateRow { x, lead, scales: &scales, activations, out, stride: rows * BLOCK_TILES },
+            );
         }
         rotated
     }
@@ -87,6 +91,7 @@ impl Rotated {
 
 struct RotateRow<'a> {
     x: &'a [f32],
+    lead: usize,
     scales: &'a [f32],
     activations: Activations,
     /// From the row's first block on.
@@ -104,9 +109,10 @@ impl Kernel for RotateRow<'_> {
     fn run(self) {
         let blocks = self.scales.as_chunks::<BLOCK>().0;
         for (b, (scales, out)) in blocks.iter().zip(self.out.chunks_mut(self.stride)).enumerate() {
-            let x = &self.x[(b * BLOCK).min(self.x.len())..((b + 1) * BLOCK).min(self.x.len())];
+            let place = |channel: usize| channel.saturating_sub(self.lead).min(self.x.len());
+            let x = &self.x[place(b * BLOCK)..place((b + 1) * BLOCK)];
             let mut block = [0.0; BLOCK];
-            block[..x.len()].copy_from_slice(x);
+            block[self.lead.saturating_sub(b * BLOCK).min(BLOCK - x.len())..][..x.len()].copy_from_slice(x);
             rotate_block(&mut block, scales, self.activations);
             spread(&block, &mut out[..BLOCK_TILES]);
         }

@@ -178,21 +178,21 @@ pub enum RowMap<'a> {
 
 impl RowMap<'_> {
     #[inline(always)]
-    fn len(&self, rows: usize) -> usize {
+    pub(crate) fn len(&self, rows: usize) -> usize {
         match self {
             RowMap::All => rows,
             RowMap::Listed { ids, .. } => ids.len(),
         }
     }
     #[inline(always)]
-    fn input(&self, i: usize) -> usize {
+    pub(crate) fn input(&self, i: usize) -> usize {
         match self {
             RowMap::All => i,
             RowMap::Listed { ids, fan } => ids[i] as usize / fan,
         }
     }
     #[inline(always)]
-    fn output(&self, i: usize) -> usize {
+    pub(crate) fn output(&self, i: usize) -> usize {
         match self {
             RowMap::All => i,
             RowMap::Listed { ids, .. } => ids[i] as usize,

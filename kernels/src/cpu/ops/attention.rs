@@ -3,7 +3,6 @@
 use plugfold_abi::{Addressing, OpError};
 
 use super::operands::{Cache, Operands, Sequence};
-use crate::cpu::math::dense::matmul;
 use crate::cpu::math::mla::{Keys, Shape, attention};
 use crate::cpu::rows::{Rows, RowsMut};
 
@@ -32,12 +31,12 @@ pub(super) fn write(o: &Operands<'_>) -> Result<(), OpError> {
     for s in alone {
         // SAFETY: the rows of this call's sequences are this call's alone.
         let out = unsafe { cache.write(s.at, s.start, s.rows.len())? };
-        matmul(latent.range(s.rows.start, s.rows.len()), w, None, out);
+        w.multiply(o, latent.range(s.rows.start, s.rows.len()), None, out)?;
     }
     let rows: Vec<usize> = together.iter().flat_map(|s| s.rows.clone()).collect();
     let gathered: Vec<f32> = rows.iter().flat_map(|r| latent.row(*r)).copied().collect();
     let mut expanded = vec![0.0; rows.len() * shape.row_len()];
-    matmul(Rows::new(&gathered, rank), w, None, RowsMut::new(&mut expanded, shape.row_len()));
+    w.multiply(o, Rows::new(&gathered, rank), None, RowsMut::new(&mut expanded, shape.row_len()))?;
     let mut src = expanded.chunks_exact(shape.row_len());
     for s in together {
         // SAFETY: as above.

@@ -3,7 +3,7 @@
 use plugfold_abi::{FIRST_VIRTUAL_ID, OpError};
 
 use super::operands::Operands;
-use crate::cpu::math::dense::Elements;
+use super::weights::Table;
 use crate::cpu::math::norm::rms;
 use crate::cpu::rows::{Rows, RowsMut};
 
@@ -11,7 +11,7 @@ use crate::cpu::rows::{Rows, RowsMut};
 fn lookup(
     o: &Operands<'_>,
     row: usize,
-    table: Elements<'_>,
+    table: Table<'_>,
     vocab: usize,
     out: &mut [f32],
 ) -> Result<(), OpError> {
@@ -40,13 +40,7 @@ fn lookup(
         let why = if id >= FIRST_VIRTUAL_ID { "a virtual id without an embedding" } else { "outside" };
         return Err(o.error(&format!("token {id} of row {row} is {why}; the vocabulary has {vocab}")));
     }
-    let at = id as usize * out.len();
-    match table {
-        Elements::Bf16(data) => {
-            out.iter_mut().zip(&data[at..]).for_each(|(o, v)| *o = v.to_f32());
-        }
-        Elements::F32(data) => out.copy_from_slice(&data[at..at + out.len()]),
-    }
+    table.look_up(id as usize, out);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::cpu::rows::{Rows, RowsMut};
 pub(super) fn logits(o: &Operands<'_>) -> Result<(), OpError> {
     let (e, d) = (o.size(0, "E")?, o.size(1, "D")?);
     let x = o.input(0, "h", o.rows(), d)?;
-    let w = o.matrix(0, "moe.router", e, d)?;
+    let w = o.panels(0, "moe.router", e, d)?;
     matmul(x, w, None, o.output(0, "logits", o.rows(), e)?);
     Ok(())
 }
@@ -97,7 +97,7 @@ pub(super) fn up(o: &Operands<'_>) -> Result<(), OpError> {
     let (order, starts) = lists(o, s.experts, s.pairs)?;
     let stack = o.stack(0, "experts.gate_up", 2 * s.width, s.hidden, s.experts)?;
     let out = o.output(0, "Z", s.pairs, 2 * s.width)?;
-    moe::experts(x, stack, 2 * s.width, &order, &starts, s.slots, out).map_err(|e| o.error(&e.to_string()))
+    stack.multiply(o, x, 2 * s.width, (&order, &starts), s.slots, out)
 }
 
 pub(super) fn act(o: &Operands<'_>) -> Result<(), OpError> {
@@ -115,7 +115,7 @@ pub(super) fn down(o: &Operands<'_>) -> Result<(), OpError> {
     let (order, starts) = lists(o, s.experts, s.pairs)?;
     let stack = o.stack(0, "experts.down", s.hidden, s.width, s.experts)?;
     let out = o.output(0, "Y", s.pairs, s.hidden)?;
-    moe::experts(x, stack, s.hidden, &order, &starts, 1, out).map_err(|e| o.error(&e.to_string()))
+    stack.multiply(o, x, s.hidden, (&order, &starts), 1, out)
 }
 
 pub(super) fn combine(o: &Operands<'_>) -> Result<(), OpError> {

@@ -16,7 +16,7 @@ fn streams(o: &Operands<'_>) -> Result<usize, OpError> {
 pub(super) fn dots(o: &Operands<'_>) -> Result<(), OpError> {
     let (n, d) = (streams(o)?, o.size(1, "D")?);
     let x = o.input(0, "x", o.rows(), n * d)?;
-    let mix = o.matrix(0, "hc.fn", hc::mixes(n), n * d)?;
+    let mix = o.panels(0, "hc.fn", hc::mixes(n), n * d)?;
     hc::dots(x, mix, o.output(0, "dots", o.rows(), hc::mixes(n) + 1)?);
     Ok(())
 }

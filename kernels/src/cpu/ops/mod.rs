@@ -13,6 +13,7 @@ mod kda;
 mod operands;
 mod plain;
 mod sample;
+mod weights;
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,8 @@ enum Kind {
     Rows,
     /// Panels of 16 outputs.
     Panels,
+    /// The same, or segments of EXL3 and panels.
+    Matrix,
 }
 
 impl Kind {
@@ -47,8 +50,9 @@ impl Kind {
         match self {
             Kind::Plain => format == formats::PLAIN_F32,
             Kind::MaybePlain => format.is_empty() || format == formats::PLAIN_F32,
-            Kind::Rows => [formats::ROWS_BF16, formats::ROWS_F32].contains(&format),
+            Kind::Rows => [formats::ROWS_BF16, formats::ROWS_F32, formats::EXL3_ROWS].contains(&format),
             Kind::Panels => [formats::PANEL16_BF16, formats::PANEL16_F32].contains(&format),
+            Kind::Matrix => Kind::Panels.takes(format) || format == formats::EXL3_SEGMENTS,
         }
     }
 }
@@ -92,7 +96,7 @@ impl Provider for Reference {
 
 /// The reference provider of every operation.
 pub fn reference() -> Vec<ProviderObject> {
-    use Kind::{MaybePlain, Panels, Plain, Rows};
+    use Kind::{Matrix, MaybePlain, Panels, Plain, Rows};
     const STATE: Option<Addressing> = Some(Addressing::State);
     const LINEAR: Option<Addressing> = Some(Addressing::Linear);
     let table = [
@@ -100,11 +104,11 @@ pub fn reference() -> Vec<ProviderObject> {
         Reference { op: "hc.dots", weights: &[Panels], caches: None, run: hyper::dots },
         Reference { op: "hc.finish", weights: &[Plain, Plain, Plain], caches: None, run: hyper::finish },
         Reference { op: "hc.post", weights: &[], caches: None, run: hyper::post },
-        Reference { op: "dense", weights: &[Panels, MaybePlain], caches: None, run: plain::dense },
+        Reference { op: "dense", weights: &[Matrix, MaybePlain], caches: None, run: plain::dense },
         Reference { op: "norm", weights: &[Plain], caches: None, run: plain::norm },
         Reference { op: "kda.mix", weights: &[Plain, Plain, Plain, Plain], caches: STATE, run: kda::mix },
         Reference { op: "kda.commit", weights: &[], caches: STATE, run: kda::commit },
-        Reference { op: "mla.write", weights: &[Panels], caches: LINEAR, run: attention::write },
+        Reference { op: "mla.write", weights: &[Matrix], caches: LINEAR, run: attention::write },
         Reference { op: "mla.dense", weights: &[], caches: LINEAR, run: attention::dense },
         Reference { op: "mla.sparse", weights: &[], caches: LINEAR, run: attention::sparse },
         Reference { op: "idx.write", weights: &[Plain, Plain, Plain], caches: LINEAR, run: index::write },
@@ -112,9 +116,9 @@ pub fn reference() -> Vec<ProviderObject> {
         Reference { op: "moe.logits", weights: &[Panels], caches: None, run: experts::logits },
         Reference { op: "moe.pick", weights: &[Plain], caches: None, run: experts::pick },
         Reference { op: "moe.group", weights: &[], caches: None, run: experts::group },
-        Reference { op: "moe.up", weights: &[Panels], caches: None, run: experts::up },
+        Reference { op: "moe.up", weights: &[Matrix], caches: None, run: experts::up },
         Reference { op: "moe.act", weights: &[], caches: None, run: experts::act },
-        Reference { op: "moe.down", weights: &[Panels], caches: None, run: experts::down },
+        Reference { op: "moe.down", weights: &[Matrix], caches: None, run: experts::down },
         Reference { op: "moe.combine", weights: &[], caches: None, run: experts::combine },
         Reference { op: "mlp.act", weights: &[], caches: None, run: plain::act },
         Reference { op: "comm.sum", weights: &[], caches: None, run: comm::sum },
@@ -123,7 +127,7 @@ pub fn reference() -> Vec<ProviderObject> {
         Reference { op: "final", weights: &[Plain], caches: None, run: plain::last },
         Reference { op: "rows.pick", weights: &[], caches: None, run: plain::pick },
         Reference { op: "mtp.in", weights: &[Rows, Plain, Plain], caches: None, run: embed::mtp_in },
-        Reference { op: "head", weights: &[Panels], caches: None, run: plain::head },
+        Reference { op: "head", weights: &[Matrix], caches: None, run: plain::head },
         Reference { op: "sample.candidates", weights: &[], caches: None, run: sample::candidates },
     ];
     table.into_iter().map(ProviderObject::new).collect()

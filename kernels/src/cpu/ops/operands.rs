@@ -7,6 +7,8 @@ use plugfold_abi::{
     Addressing, CacheView, Call, DType, OpError, RoundTable, SlotState, View, Weight, formats,
 };
 
+use super::weights::{Matrix, Stack, Table};
+use crate::cpu::exl3::{EmbeddingView, Segments};
 use crate::cpu::math::dense::{Elements, PackedMatrix, packed_len};
 use crate::cpu::rows::{Rows, RowsMut};
 
@@ -25,6 +27,12 @@ impl Item for i32 {
 }
 impl Item for bf16 {
     const DTYPE: DType = DType::Bf16;
+}
+impl Item for u32 {
+    const DTYPE: DType = DType::U32;
+}
+impl Item for u8 {
+    const DTYPE: DType = DType::U8;
 }
 
 /// The rows of one sequence in a call.
@@ -166,6 +174,22 @@ impl<'c> Operands<'c> {
 
     fn plane<T: Item>(&self, weight: &'c Weight, name: &str, len: usize) -> Result<&'c [T], OpError> {
         let view = &weight.planes[0];
+        self.slice(weight, view, name, len)
+    }
+
+    /// All elements of a plane, however many.
+    fn whole_plane<T: Item>(&self, weight: &'c Weight, i: usize, name: &str) -> Result<&'c [T], OpError> {
+        let view = &weight.planes[i];
+        self.slice(weight, view, name, view.rows as usize * view.cols as usize)
+    }
+
+    fn slice<T: Item>(
+        &self,
+        weight: &'c Weight,
+        view: &'c View,
+        name: &str,
+        len: usize,
+    ) -> Result<&'c [T], OpError> {
         let got = view.rows as usize * view.cols as usize;
         if view.dtype != T::DTYPE || got != len || (view.rows > 1 && view.stride != view.cols) {
             return Err(self.error(&format!(
@@ -213,7 +237,23 @@ impl<'c> Operands<'c> {
         }
     }
 
-    /// The panels of `count` matrices `[n, k]`, one after another.
+    fn elements(
+        &self,
+        weight: &'c Weight,
+        name: &str,
+        n: usize,
+        k: usize,
+        count: usize,
+    ) -> Result<Option<Elements<'c>>, OpError> {
+        let len = count * packed_len(n, k);
+        Ok(match weight.format.get_str() {
+            formats::PANEL16_BF16 => Some(Elements::Bf16(self.plane(weight, name, len)?)),
+            formats::PANEL16_F32 => Some(Elements::F32(self.plane(weight, name, len)?)),
+            _ => None,
+        })
+    }
+
+    /// `count` matrices `[n, k]`.
     pub fn stack(
         &self,
         i: usize,
@@ -221,31 +261,67 @@ impl<'c> Operands<'c> {
         n: usize,
         k: usize,
         count: usize,
-    ) -> Result<Elements<'c>, OpError> {
+    ) -> Result<Stack<'c>, OpError> {
         let weight = self.weight(i, name)?;
         self.sizes(weight, name, n, k, count)?;
-        let len = count * packed_len(n, k);
-        match weight.format.get_str() {
-            formats::PANEL16_BF16 => Ok(Elements::Bf16(self.plane(weight, name, len)?)),
-            formats::PANEL16_F32 => Ok(Elements::F32(self.plane(weight, name, len)?)),
-            _ => Err(self.format_error(name, weight, &[formats::PANEL16_BF16, formats::PANEL16_F32])),
+        if let Some(panels) = self.elements(weight, name, n, k, count)? {
+            return Ok(Stack::Panels(panels));
+        }
+        if weight.format.get_str() == formats::EXL3_SEGMENTS {
+            let (table, data) = (self.whole_plane(weight, 0, name)?, self.whole_plane(weight, 1, name)?);
+            let segments = Segments::new(n, k, table, data);
+            return segments.map(Stack::Segments).map_err(|e| self.error(&format!("weight {name}: {e}")));
+        }
+        let known = [formats::PANEL16_BF16, formats::PANEL16_F32, formats::EXL3_SEGMENTS];
+        Err(self.format_error(name, weight, &known))
+    }
+
+    /// A matrix `[n, k]`.
+    pub fn matrix(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Matrix<'c>, OpError> {
+        match self.stack(i, name, n, k, 1)? {
+            Stack::Panels(data) => self.packed(name, n, k, data).map(Matrix::Packed),
+            Stack::Segments(segments) => Ok(Matrix::Segments(segments)),
         }
     }
 
-    /// A packed matrix `[n, k]`.
-    pub fn matrix(&self, i: usize, name: &str, n: usize, k: usize) -> Result<PackedMatrix<'c>, OpError> {
-        let data = self.stack(i, name, n, k, 1)?;
+    /// A matrix `[n, k]` that must be one of panels.
+    pub fn panels(&self, i: usize, name: &str, n: usize, k: usize) -> Result<PackedMatrix<'c>, OpError> {
+        let weight = self.weight(i, name)?;
+        self.sizes(weight, name, n, k, 1)?;
+        match self.elements(weight, name, n, k, 1)? {
+            Some(data) => self.packed(name, n, k, data),
+            None => Err(self.format_error(name, weight, &[formats::PANEL16_BF16, formats::PANEL16_F32])),
+        }
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        n: usize,
+        k: usize,
+        data: Elements<'c>,
+    ) -> Result<PackedMatrix<'c>, OpError> {
         PackedMatrix::new(n, k, data).map_err(|e| self.error(&format!("weight {name}: {e}")))
     }
 
     /// A matrix `[n, k]` whose rows are looked up.
-    pub fn table(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Elements<'c>, OpError> {
+    pub fn table(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Table<'c>, OpError> {
         let weight = self.weight(i, name)?;
         self.sizes(weight, name, n, k, 1)?;
         match weight.format.get_str() {
-            formats::ROWS_BF16 => Ok(Elements::Bf16(self.plane(weight, name, n * k)?)),
-            formats::ROWS_F32 => Ok(Elements::F32(self.plane(weight, name, n * k)?)),
-            _ => Err(self.format_error(name, weight, &[formats::ROWS_BF16, formats::ROWS_F32])),
+            formats::ROWS_BF16 => Ok(Table::Plain(Elements::Bf16(self.plane(weight, name, n * k)?))),
+            formats::ROWS_F32 => Ok(Table::Plain(Elements::F32(self.plane(weight, name, n * k)?))),
+            formats::EXL3_ROWS => {
+                let (rings, signs) = (self.whole_plane(weight, 0, name)?, self.whole_plane(weight, 1, name)?);
+                EmbeddingView::new(n, k, rings, signs).map(Table::Coded).ok_or_else(|| {
+                    self.error(&format!("weight {name}: {} bytes are not {n} coded rows of {k}", rings.len()))
+                })
+            }
+            _ => Err(self.format_error(
+                name,
+                weight,
+                &[formats::ROWS_BF16, formats::ROWS_F32, formats::EXL3_ROWS],
+            )),
         }
     }
 

@@ -3,15 +3,14 @@
 use plugfold_abi::OpError;
 
 use super::operands::Operands;
-use crate::cpu::math::{act::swiglu, dense::matmul, norm};
+use crate::cpu::math::{act::swiglu, norm};
 
 pub(super) fn dense(o: &Operands<'_>) -> Result<(), OpError> {
     let (n, k) = (o.size(0, "n")?, o.size(1, "k")?);
     let x = o.input(0, "rows", o.rows(), k)?;
     let w = o.matrix(0, "matrix", n, k)?;
     let bias = o.maybe_vector(1, "bias", n)?;
-    matmul(x, w, bias, o.output(0, "rows", o.rows(), n)?);
-    Ok(())
+    w.multiply(o, x, bias, o.output(0, "rows", o.rows(), n)?)
 }
 
 pub(super) fn head(o: &Operands<'_>) -> Result<(), OpError> {
@@ -19,8 +18,7 @@ pub(super) fn head(o: &Operands<'_>) -> Result<(), OpError> {
     let wanted = o.round().out_rows.len();
     let x = o.input(0, "rows", wanted, d)?;
     let w = o.matrix(0, "head", n, d)?;
-    matmul(x, w, None, o.output(0, "logits", wanted, n)?);
-    Ok(())
+    w.multiply(o, x, None, o.output(0, "logits", wanted, n)?)
 }
 
 pub(super) fn norm(o: &Operands<'_>) -> Result<(), OpError> {

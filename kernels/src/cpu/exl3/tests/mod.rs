@@ -3,6 +3,7 @@
 mod format;
 mod products;
 mod quantize;
+mod segments;
 mod vectors;
 
 use std::path::PathBuf;

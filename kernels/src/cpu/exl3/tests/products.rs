@@ -129,35 +129,3 @@ proptest! {
         prop_assert_eq!(run(1), run(threads));
     }
 }
-
-#[test]
-fn experts_give_a_pair_the_bits_of_its_row_alone() {
-    let (experts_count, inputs, width, fan) = (5, 250, 200, 3);
-    let layers = |seed: u64| -> Vec<Layer> {
-        let rate = |e: u64| Rate::from_bits(if e == 2 { 3.0 } else { 4.0 }).unwrap();
-        (0..experts_count).map(|e| random_layer(256, 256, rate(e), Codebook::Mcg, seed + e)).collect()
-    };
-    let (gate, up) = (layers(10), layers(20));
-    let x = random_rows(4, inputs, 3);
-    // Expert 3 has no row, expert 1 has most; pair 7 is not routed at all.
-    let order = [0, 4, 1, 3, 6, 9, 10, 2, 5, 8, 11];
-    let starts = [0, 2, 7, 9, 9, 11];
-    let routes = Routes { order: &order, starts: &starts, fan };
-    let mut y = vec![-1.0; 12 * 2 * width];
-    experts(&[&gate, &up], routes, &x, inputs, &mut y, width, Options::default());
-    for e in 0..experts_count as usize {
-        for &pair in &order[starts[e] as usize..starts[e + 1] as usize] {
-            let pair = pair as usize;
-            for (part, layer) in [&gate[e], &up[e]].into_iter().enumerate() {
-                let mut alone = vec![0.0; width];
-                layer.matmul(&x[pair / fan * inputs..][..inputs], 1, &mut alone, Options::default());
-                assert_eq!(
-                    bits(&y[(2 * pair + part) * width..][..width]),
-                    bits(&alone),
-                    "pair {pair}, part {part}"
-                );
-            }
-        }
-    }
-    assert!(y[14 * width..16 * width].iter().all(|&v| v == -1.0));
-}
