@@ -1,6 +1,6 @@
 //! One operation on concrete memory.
 
-use crate::{CacheView, CommObject, KnobValue, Phase, RoundTable, Slice, View, Weight};
+use crate::{CacheView, CommObject, KnobValue, Phase, RoundTable, Slice, Text, View, Weight};
 
 /// Most inputs of a call.
 pub const MAX_INPUTS: usize = 6;
@@ -41,6 +41,8 @@ impl Span {
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Copy)]
 pub struct Call<'a> {
+    /// Operation name.
+    pub op: Text<'a>,
     /// Model layer, [`crate::NO_LAYER`] outside the layers.
     pub layer: u32,
     /// Which of a layer's equal operations this is (0 attention, 1 feed-forward).

@@ -1,17 +1,28 @@
 //! One rank's model with its sequences: forwards, commits, snapshots. Knows nothing of requests.
 
+mod families;
+mod sequences;
+mod stage;
+mod tags;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use plugfold_abi::{Comm, Phase, RoundTable, Shape, Slice, SlotState};
+use plugfold_abi::points::{Owner, StatePart};
+use plugfold_abi::{CommObject, List, Phase, RoundTable, Shape, Slice, SlotState, View};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors, Resolved as Tensors};
 use crate::config::{ConfigError, ModelConfig};
+use crate::hooks::{HookError, Hooks};
 use crate::program::build::{Builder, WORD_STREAMS, WORD_ZERO_FIRST, kinds};
 use crate::program::{Arena, Failure, Registry, ResolveError, Resolved, RunInputs, run};
+pub use sequences::SequencesOf;
+use stage::Stages;
+pub use tags::Tag;
 use crate::split::{Split, SplitError};
-use crate::state::{CacheTable, Capacity, Owner, Slot, Snapshot, reference_families};
+use crate::knobs::Values;
+use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
 use crate::weights::{self, Progress, Source, WeightTable};
 
 /// Why a model cannot be loaded.
@@ -32,6 +43,12 @@ pub enum LoadError {
     /// A program that does not resolve.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
+    /// A plugin's hook.
+    #[error(transparent)]
+    Hook(#[from] HookError),
+    /// Two plugins that edit the same thing.
+    #[error("{0}")]
+    Layout(String),
     /// A size that makes no sense.
     #[error("{0}")]
     Size(String),
@@ -113,6 +130,7 @@ pub struct RoundBuffer {
     seq_keep: Vec<u32>,
     out_rows: Vec<u32>,
     embeds: Vec<usize>,
+    fields: Vec<View>,
 }
 
 impl RoundBuffer {
@@ -150,6 +168,7 @@ impl RoundBuffer {
             seq_keep: Slice::from(&self.seq_keep[..]),
             out_rows: Slice::from(&self.out_rows[..]),
             embeds: Slice::from(&self.embeds[..]),
+            fields: Slice::from(&self.fields[..]),
         }
     }
 }
@@ -191,8 +210,8 @@ pub struct CoreOptions {
     pub allow_nan: bool,
     /// Told the bytes of each weight that was made.
     pub progress: Progress,
-    /// Providers outside of the reference.
-    pub registry: Registry,
+    /// Hooks of plugins.
+    pub hooks: Arc<Hooks>,
 }
 
 impl Default for CoreOptions {
@@ -203,7 +222,7 @@ impl Default for CoreOptions {
             window_rows: 8,
             allow_nan: false,
             progress: Arc::new(|_| {}),
-            registry: Registry::reference_cpu(),
+            hooks: Arc::default(),
         }
     }
 }
@@ -224,9 +243,11 @@ pub struct Core {
     registry: Registry,
     programs: HashMap<Shape, Arc<Resolved>>,
     arena: Arena,
-    comm: Option<Arc<dyn Comm>>,
+    comm: Option<Arc<CommObject>>,
     slots: Vec<Slot>,
-    tag: u64,
+    hooks: Arc<Hooks>,
+    stages: Stages,
+    tags: HashMap<Vec<plugfold_abi::KnobValue>, Tag>,
     content: String,
 }
 
@@ -239,7 +260,7 @@ impl Core {
         dir: &Path,
         options: &CoreOptions,
         ranks: Split,
-        comm: Option<Arc<dyn Comm>>,
+        comm: Option<Arc<CommObject>>,
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::from_dir(dir)?;
         let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
@@ -259,7 +280,7 @@ impl Core {
         content: String,
         options: &CoreOptions,
         ranks: Split,
-        comm: Option<Arc<dyn Comm>>,
+        comm: Option<Arc<CommObject>>,
     ) -> Result<Self, LoadError>
     where
         LoadError: From<S::Error>,
@@ -278,7 +299,8 @@ impl Core {
         let capacity = Capacity { slots: options.slots, tokens, window_rows: options.window_rows };
         let list = weights::recipes(&config, split, mtp);
         let weights = weights::load(source, &list, &options.progress)?;
-        let caches = CacheTable::new(reference_families(&config, split, capacity, mtp), options.slots);
+        let families = families::laid_out(reference_families(&config, split, capacity, mtp), &options.hooks)?;
+        let caches = CacheTable::new(families.all.into(), options.slots);
         let mut core = Self {
             config: Arc::new(config),
             split,
@@ -286,15 +308,18 @@ impl Core {
             has_mtp: mtp,
             weights,
             caches,
-            registry: options.registry.clone(),
+            registry: Registry::new(&options.hooks, split.rank as u32, split.ranks as u32)?,
             programs: HashMap::new(),
             arena: Arena::default(),
             comm,
             slots: vec![Slot::default(); options.slots],
-            tag: 0,
+            stages: Stages::new(&options.hooks)?,
+            hooks: options.hooks.clone(),
+            tags: HashMap::new(),
             content,
         };
-        core.tag = core.compute_tag()?;
+        let defaults = core.hooks.knobs.defaults.clone();
+        core.tag(&defaults)?;
         Ok(core)
     }
 
@@ -315,7 +340,7 @@ impl Core {
         self.has_mtp
     }
     /// The collectives.
-    pub fn comm(&self) -> Option<&Arc<dyn Comm>> {
+    pub fn comm(&self) -> Option<&Arc<CommObject>> {
         self.comm.as_ref()
     }
     /// A slot.
@@ -334,55 +359,26 @@ impl Core {
     pub fn cache_table(&self) -> &CacheTable {
         &self.caches
     }
-    /// The set of arithmetics of prefill, as one number: states of different tags never mix.
-    pub fn tag(&self) -> u64 {
-        self.tag
+    /// Hooks of plugins.
+    pub fn hooks(&self) -> &Arc<Hooks> {
+        &self.hooks
     }
-
-    /// Arithmetic names of a phase, sorted.
-    ///
-    /// # Errors
-    /// A program that does not resolve.
-    pub fn bits(&mut self, phase: Phase, rows: u32) -> Result<Vec<String>, ResolveError> {
-        let mut all = Vec::new();
-        for select in [false, true] {
-            let shape = Self::shape(kinds::FORWARD, phase, rows, 1, 1, select);
-            all.extend(self.program(&shape)?.bits());
-        }
-        all.sort_unstable();
-        all.dedup();
-        Ok(all)
-    }
-
-    /// The tag must not depend on the row count: one row, an odd number and a full chunk are compared.
-    fn compute_tag(&mut self) -> Result<u64, LoadError> {
-        let of = |core: &mut Self, rows| core.bits(Phase::Prefill, rows);
-        let one = of(self, 1)?;
-        for rows in [7, 512] {
-            let other = of(self, rows)?;
-            if other != one {
-                return Err(LoadError::Size(format!(
-                    "the arithmetic of prefill depends on the row count: {one:?} at 1 row, {other:?} at {rows}"
-                )));
-            }
-        }
-        let hash = one
-            .iter()
-            .flat_map(|s| s.bytes().chain([0]))
-            .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-        Ok(hash)
+    /// The passes in force, with their plugins.
+    pub fn passes(&self) -> Vec<(String, String)> {
+        self.registry.passes()
     }
 
     fn shape(kind: &str, phase: Phase, rows: u32, seqs: u32, out_rows: u32, select: bool) -> Shape {
         Shape {
-            kind: kind.to_owned(),
+            kind: kind.into(),
             phase,
             rows: rows.next_power_of_two(),
             seqs: seqs.next_power_of_two(),
             out_rows: if out_rows == 0 { 0 } else { out_rows.next_power_of_two() },
             select,
             candidates: 0,
-            words: Vec::new(),
+            words: List::new(),
+            knobs: List::new(),
         }
     }
 
@@ -401,33 +397,62 @@ impl Core {
         Ok(resolved)
     }
 
-    /// Starts a sequence in a slot, from nothing.
+    /// Starts a sequence in a slot, from nothing, with the server's own knobs.
+    ///
+    /// # Panics
+    /// As [`Core::begin_with`], where a plugin keeps state a sequence.
     pub fn begin(&mut self, slot: usize) {
+        let defaults = self.hooks.knobs.defaults.clone();
+        if let Err(error) = self.begin_with(slot, defaults) {
+            panic!("{error}");
+        }
+    }
+
+    /// Starts a sequence in a slot, from nothing.
+    ///
+    /// # Errors
+    /// A plugin that cannot begin its state.
+    pub fn begin_with(&mut self, slot: usize, knobs: Values) -> Result<(), HookError> {
         let s = &mut self.slots[slot];
         s.ids.clear();
         s.parity = 0;
+        s.knobs = knobs;
         self.caches.clear_state(SlotState { slot: slot as u32, parity: 0 });
+        self.hooks.parts.iter().try_for_each(|p| p.call(|part| part.begin(slot as u32)))
     }
 
     /// Copies a sequence's state at its committed length.
-    pub fn snapshot(&mut self, slot: usize) -> Snapshot {
+    ///
+    /// # Errors
+    /// A program that does not resolve, or a plugin that cannot save its part.
+    pub fn snapshot(&mut self, slot: usize) -> Result<Snapshot, LoadError> {
+        let knobs = self.slots[slot].knobs.clone();
+        let tag = self.tag(&knobs)?.id;
         let s = &self.slots[slot];
         let at = SlotState { slot: slot as u32, parity: s.parity };
         let ids = Arc::from(&s.ids[..]);
-        Snapshot { ids, slot, tag: self.tag, state: self.caches.copy_state(at) }
+        let parts = sequences::save_parts(&self.hooks, slot as u32)?;
+        Ok(Snapshot { ids, slot, tag, state: self.caches.copy_state(at), parts })
     }
 
-    /// Continues from a snapshot. Returns whether it was still valid; if not, the slot is left as it was.
-    pub fn restore(&mut self, snapshot: &Snapshot) -> bool {
+    /// Continues from a snapshot, in a slot that has begun. Returns whether it was still valid; if not, the slot is left as
+    /// it was.
+    ///
+    /// # Errors
+    /// A plugin that cannot take its part over: the slot is then empty.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<bool, LoadError> {
+        let knobs = self.slots[snapshot.slot].knobs.clone();
+        let tag = self.tag(&knobs)?.id;
         let s = &mut self.slots[snapshot.slot];
-        if snapshot.tag != self.tag || !s.holds(snapshot) {
-            return false;
+        if snapshot.tag != tag || !s.holds(snapshot) {
+            return Ok(false);
         }
         s.ids.clear();
         s.ids.extend_from_slice(&snapshot.ids);
         s.parity = 0;
         self.caches.put_state(SlotState { slot: snapshot.slot as u32, parity: 0 }, &snapshot.state);
-        true
+        sequences::load_parts(&self.hooks, snapshot.slot as u32, &snapshot.parts)?;
+        Ok(true)
     }
 
     /// The whole committed state of a slot, for bit-for-bit comparison.
@@ -483,21 +508,33 @@ impl Core {
         let asked = candidates.map(bucket);
         shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
         if streams {
-            shape.words.push((WORD_STREAMS.into(), 1));
+            shape.words.push(stage::word(WORD_STREAMS, 1));
         }
-        Ok(Forward { asked, ..self.execute(&shape, round, &[])? })
+        Ok(Forward { asked, ..self.execute(shape, round, &[])? })
     }
 
     fn execute(
         &mut self,
-        shape: &Shape,
-        round: RoundBuffer,
+        mut shape: Shape,
+        mut round: RoundBuffer,
         fill: &[(&str, &[f32])],
     ) -> Result<Forward, ResolveError> {
-        let resolved = self.program(shape)?;
+        let staged = self.stages.stage(&self.hooks, &self.slots, &mut shape, &mut round)?;
+        let resolved = self.program(&shape)?;
         let table = round.table();
-        let inputs = RunInputs { round: &table, weights: &self.weights, comm: self.comm.as_deref(), fill };
+        let late = || self.stages.fill(&self.hooks, &shape, &round, &staged, true);
+        let timer = self.stages.timer(&shape, &staged);
+        let inputs = RunInputs {
+            round: &table,
+            weights: &self.weights,
+            comm: self.comm.as_deref(),
+            fill,
+            knobs: &staged,
+            late: &late,
+            timer: timer.as_deref(),
+        };
         let outcome = run(&resolved, &mut self.arena, &inputs);
+        drop(timer);
         Ok(Forward {
             resolved,
             phase: shape.phase,
@@ -534,7 +571,7 @@ impl Core {
             let mut shape = forward.resolved.program.shape.clone();
             shape = Self::shape(kinds::COMMIT, shape.phase, shape.rows, shape.seqs, 0, false);
             round.out_rows.clear();
-            if let Some(failure) = self.execute(&shape, round, &[])?.failure {
+            if let Some(failure) = self.execute(shape, round, &[])?.failure {
                 return Err(CommitError::Run(failure));
             }
         }
@@ -579,8 +616,10 @@ impl Core {
         let share = self.split.share(self.config.vocab_size).len();
         let asked = candidates.map(bucket);
         shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
-        shape.words.push((WORD_ZERO_FIRST.into(), u64::from(zero_first)));
-        Ok(Forward { asked, ..self.execute(&shape, round, &[("hidden", &hidden)])? })
+        if zero_first {
+            shape.words.push(stage::word(WORD_ZERO_FIRST, 1));
+        }
+        Ok(Forward { asked, ..self.execute(shape, round, &[("hidden", &hidden)])? })
     }
 }
 

@@ -1,7 +1,5 @@
 //! The exchange after a forward: every rank's status and best candidates, on every rank.
 
-use plugfold_abi::Comm;
-
 use crate::core::{Core, Forward};
 
 /// What all ranks know after the exchange.
@@ -46,12 +44,13 @@ pub fn exchange(core: &mut Core, forward: &Forward) -> Result<Exchanged, Exchang
         let failed = if forward.failure.is_some() { vec![0] } else { Vec::new() };
         return Ok(Exchanged { failed, rows: mine });
     };
+    let ranks = core.split().ranks;
     // Shares of the vocabulary differ by at most one, and with them the number of candidates: all send the widest.
-    let width = forward.candidates(core.config().vocab_size.div_ceil(comm.ranks()));
+    let width = forward.candidates(core.config().vocab_size.div_ceil(ranks));
     let message = encode(forward, &mine, rows, width);
-    let mut all = vec![0; message.len() * comm.ranks()];
-    comm.all_gather(&message, &mut all)?;
-    decode(comm.as_ref(), &all, message.len(), rows, width)
+    let mut all = vec![0; message.len() * ranks];
+    comm.gather(&message, &mut all)?;
+    decode(ranks, &all, message.len(), rows, width)
 }
 
 fn candidates(core: &mut Core, forward: &Forward, rows: usize) -> Vec<Vec<(f32, u32)>> {
@@ -89,14 +88,14 @@ fn word<const N: usize>(bytes: &[u8]) -> [u8; N] {
 }
 
 fn decode(
-    comm: &dyn Comm,
+    ranks: usize,
     all: &[u8],
     size: usize,
     rows: usize,
     width: usize,
 ) -> Result<Exchanged, ExchangeError> {
     let mut failed = Vec::new();
-    let mut merged = vec![Vec::with_capacity(width * comm.ranks()); rows];
+    let mut merged = vec![Vec::with_capacity(width * ranks); rows];
     let mut ours = 0;
     for (rank, part) in all.chunks(size).enumerate() {
         let theirs = u64::from_le_bytes(word(&part[4..]));

@@ -66,8 +66,8 @@ pub(crate) fn logprobs(
     let all = match core.comm().cloned() {
         None => mine,
         Some(comm) => {
-            let mut all = vec![0; mine.len() * comm.ranks()];
-            comm.all_gather(&mine, &mut all)?;
+            let mut all = vec![0; mine.len() * core.split().ranks];
+            comm.gather(&mine, &mut all)?;
             all
         }
     };

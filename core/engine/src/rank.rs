@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use plugfold_abi::{Comm, Phase};
+use plugfold_abi::{CommObject, Phase};
 use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, Want};
@@ -110,7 +110,7 @@ impl Rank {
             ..core_options
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
-        let comm = (world.ranks() > 1).then(|| world.comm() as Arc<dyn Comm>);
+        let comm = (world.ranks() > 1).then(|| Arc::new(CommObject::new(world.comm())));
         let loaded = Core::load(&options.model, &core_options, ranks, comm);
         if world.ranks() > 1 {
             let mine = loaded.as_ref().err().map_or_else(String::new, ToString::to_string);
@@ -231,10 +231,12 @@ fn digest(core: &mut Core, options: &Options) -> Result<SettingsDigest, LoadErro
     digest.add("window rows", &capacity.window_rows);
     digest.add("prefill rows", &options.prefill_rows);
     for f in core.cache_table().families() {
-        digest.add(format!("cache {} of {:?}", f.id, f.owner), &format!("{:?} x {} f32", f.layers, f.rows));
+        digest.add(format!("cache {} of {:?}", f.id, f.owner), &format!("{:?} x {} rows of {} bytes, {}", f.layers, f.rows, f.row_bytes, f.format));
     }
+    digest.add("reference arithmetic", plugfold_kernels::cpu::VERSION);
+    let knobs = core.hooks().knobs.defaults.clone();
     for (name, phase) in [("window", Phase::Window), ("prefill", Phase::Prefill)] {
-        let bits = core.bits(phase, 1)?;
+        let (bits, _) = core.bits(phase, 1, &knobs)?;
         digest.add(format!("bits of {name}"), &bits.join(" "));
     }
     Ok(digest)
@@ -266,14 +268,14 @@ fn trace(core: &mut Core, ids: &[u32], chunk: usize, streams: bool) -> Result<Tr
 fn whole_rows(core: &Core, share: &[f32], rows: usize) -> Result<Vec<f32>, RoundError> {
     let Some(comm) = core.comm() else { return Ok(share.to_vec()) };
     let (vocab, split) = (core.config().vocab_size, core.split());
-    let most = vocab.div_ceil(comm.ranks());
+    let most = vocab.div_ceil(split.ranks);
     let width = split.share(vocab).len();
     let mut mine = vec![0.0f32; rows * most];
     for (to, from) in mine.chunks_mut(most).zip(share.chunks(width)) {
         to[..width].copy_from_slice(from);
     }
-    let mut all = vec![0.0f32; mine.len() * comm.ranks()];
-    comm.all_gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut all))
+    let mut all = vec![0.0f32; mine.len() * split.ranks];
+    comm.gather(bytemuck::cast_slice(&mine), bytemuck::cast_slice_mut(&mut all))
         .map_err(crate::exchange::ExchangeError::from)?;
     let mut out = vec![0.0; rows * vocab];
     for (rank, part) in all.chunks(mine.len()).enumerate() {

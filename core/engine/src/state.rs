@@ -2,42 +2,11 @@
 
 use std::sync::Arc;
 
-use plugfold_abi::{Addressing, CacheView, SlotState, Text};
+use plugfold_abi::points::{Families, Family, Owner};
+use plugfold_abi::{Addressing, CacheView, KnobValue, SlotState, Text};
 
 use crate::config::{Attention, Indexer, ModelConfig};
 use crate::split::Split;
-
-/// Who reads a family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner {
-    /// The model's layers.
-    Model,
-    /// The multi-token-prediction layer.
-    Mtp,
-}
-
-/// One cache family: the same kind of record in some layers of every slot.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Family {
-    /// Name, as in `plugfold_abi::ops`.
-    pub id: &'static str,
-    /// Layers that have it.
-    pub layers: Vec<u32>,
-    /// Reader.
-    pub owner: Owner,
-    /// How positions map to rows.
-    pub addressing: Addressing,
-    /// f32 elements a row.
-    pub row_elements: usize,
-    /// Positions a row covers (1, or the pool size); 0 for records without positions.
-    pub positions_a_row: usize,
-    /// Rows a slot.
-    pub rows: usize,
-    /// Buffers a slot: 2 where a forward reads one and writes the other.
-    pub buffers: usize,
-    /// Whether a snapshot holds a copy (recurrent state) or relies on the slot's rows.
-    pub in_snapshot: bool,
-}
 
 /// Sizes that decide how much memory sequences take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +20,7 @@ pub struct Capacity {
 }
 
 /// The families of the reference layout on one rank.
-pub fn reference_families(config: &ModelConfig, split: Split, capacity: Capacity, mtp: bool) -> Vec<Family> {
+pub fn reference_families(config: &ModelConfig, split: Split, capacity: Capacity, mtp: bool) -> Families {
     let k = config.kda;
     let heads = split.share(k.heads).len();
     let c = heads * k.head_dim;
@@ -64,25 +33,27 @@ pub fn reference_families(config: &ModelConfig, split: Split, capacity: Capacity
     let kda = layers_where(&|a| a == Attention::Kda);
     let mla = layers_where(&|a| matches!(a, Attention::Mla { .. }));
     let own = layers_where(&|a| a == Attention::Mla { indexer: Indexer::Own });
-    let state = |id, row_elements, rows, buffers, in_snapshot| Family {
-        id,
-        layers: kda.clone(),
+    let state = |id: &str, row_elements: usize, rows: usize, buffers, in_snapshot| Family {
+        id: id.into(),
+        layers: kda.clone().into(),
         owner: Owner::Model,
         addressing: Addressing::State,
-        row_elements,
+        format: "f32".into(),
+        row_bytes: row_elements as u64 * 4,
         positions_a_row: 0,
-        rows,
+        rows: rows as u32,
         buffers,
         in_snapshot,
     };
-    let token = |id, layers: &[u32], owner, row_elements, positions_a_row: usize| Family {
-        id,
-        layers: layers.to_vec(),
+    let token = |id: &str, layers: &[u32], owner, row_elements: usize, positions_a_row: usize| Family {
+        id: id.into(),
+        layers: layers.to_vec().into(),
         owner,
         addressing: Addressing::Linear,
-        row_elements,
-        positions_a_row,
-        rows: capacity.tokens.div_ceil(positions_a_row),
+        format: "f32".into(),
+        row_bytes: row_elements as u64 * 4,
+        positions_a_row: positions_a_row as u32,
+        rows: capacity.tokens.div_ceil(positions_a_row) as u32,
         buffers: 1,
         in_snapshot: false,
     };
@@ -102,15 +73,24 @@ pub fn reference_families(config: &ModelConfig, split: Split, capacity: Capacity
         families.push(token("idx.token", &layer, Owner::Mtp, 2 * dim, 1));
         families.push(token("idx.pool", &layer, Owner::Mtp, dim, config.index.pool));
     }
-    families
+    Families {
+        all: families.into(),
+        context: capacity.tokens as u32,
+        window_rows: capacity.window_rows as u32,
+        mla_heads: mla_heads as u32,
+        mla_key: m.key_dim as u32,
+        mla_value: m.value_dim as u32,
+        mla_latent: m.kv_rank as u32,
+    }
 }
 
-/// Alignment of records, in f32 elements (64 bytes).
-const ALIGN: usize = 16;
+/// Alignment of records, in bytes.
+const ALIGN: usize = 64;
 
 struct Store {
     family: usize,
     layer: u32,
+    format: Text<'static>,
     /// 64-byte units, so that records are aligned.
     memory: Vec<[u64; 8]>,
 }
@@ -127,9 +107,11 @@ impl CacheTable {
     pub fn new(families: Vec<Family>, slots: usize) -> Self {
         let mut stores = Vec::new();
         for (family, f) in families.iter().enumerate() {
+            // Kept for the life of the process: views carry it, and there are a handful of formats.
+            let format = Text::from(&*Box::leak(f.format.to_string().into_boxed_str()));
             for &layer in &f.layers {
-                let units = (slots * slot_elements(f)).div_ceil(ALIGN);
-                stores.push(Store { family, layer, memory: vec![[0; 8]; units] });
+                let units = (slots * slot_bytes(f)).div_ceil(ALIGN);
+                stores.push(Store { family, layer, format, memory: vec![[0; 8]; units] });
             }
         }
         Self { families, stores, slots }
@@ -147,22 +129,22 @@ impl CacheTable {
 
     fn view_of(&self, store: &Store) -> CacheView {
         let f = &self.families[store.family];
-        let buffer = buffer_elements(f) as u64 * 4;
+        let buffer = buffer_bytes(f) as u64;
         CacheView {
             base: store.memory.as_ptr().cast::<u8>().cast_mut(),
-            slot_stride: slot_elements(f) as u64 * 4,
+            slot_stride: slot_bytes(f) as u64,
             parity_stride: if f.buffers > 1 { buffer } else { 0 },
-            row_bytes: f.row_elements as u64 * 4,
-            rows: f.rows as u32,
+            row_bytes: f.row_bytes,
+            rows: f.rows,
             slots: self.slots as u32,
-            format: Text::from("f32"),
+            format: store.format,
             addressing: f.addressing,
         }
     }
 
     /// The view of a family in a layer.
     pub fn view(&self, family: &str, layer: u32) -> Option<CacheView> {
-        let found = self.stores.iter().find(|s| s.layer == layer && self.families[s.family].id == family)?;
+        let found = self.stores.iter().find(|s| s.layer == layer && self.families[s.family].id.as_str() == family)?;
         Some(self.view_of(found))
     }
 
@@ -203,6 +185,55 @@ impl CacheTable {
         }
     }
 
+    /// Bytes of a row of a family over all its layers.
+    pub fn stacked_row_bytes(&self, family: usize) -> usize {
+        self.families.get(family).map_or(0, |f| f.row_bytes as usize * f.layers.len())
+    }
+
+    /// Copies rows of a slot, all layers of a row together, to the end of `out`. `None`: no such rows.
+    pub fn gather(&self, slot: u32, family: usize, first: u32, rows: u32, out: &mut Vec<u8>) -> Option<()> {
+        let stores = self.stores_of(family, first, rows)?;
+        let at = SlotState { slot, parity: 0 };
+        out.reserve(rows as usize * self.stacked_row_bytes(family));
+        for row in first..first + rows {
+            for store in &stores {
+                let view = self.view_of(store);
+                // SAFETY: `&self`, and rows are written through `&mut self` or by a forward, which has the table alone.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(view.row_ptr(at, row).cast_const(), view.row_bytes as usize)
+                };
+                out.extend_from_slice(bytes);
+            }
+        }
+        Some(())
+    }
+
+    /// The opposite of [`CacheTable::gather`]. `None`: no such rows, or bytes that are not whole rows.
+    pub fn scatter(&mut self, slot: u32, family: usize, first: u32, bytes: &[u8]) -> Option<()> {
+        let size = self.stacked_row_bytes(family);
+        let rows = bytes.len().checked_div(size).filter(|n| n * size == bytes.len())? as u32;
+        let stores = self.stores_of(family, first, rows)?;
+        let at = SlotState { slot, parity: 0 };
+        let mut rest = bytes;
+        for row in first..first + rows {
+            for store in &stores {
+                let view = self.view_of(store);
+                let (mine, after) = rest.split_at(view.row_bytes as usize);
+                // SAFETY: `&mut self` keeps every other reader and writer away; the row lies inside its family.
+                unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), view.row_ptr(at, row), mine.len()) };
+                rest = after;
+            }
+        }
+        Some(())
+    }
+
+    fn stores_of(&self, family: usize, first: u32, rows: u32) -> Option<Vec<&Store>> {
+        let f = self.families.get(family)?;
+        let inside = first.checked_add(rows).is_some_and(|end| end <= f.rows);
+        let by_position = f.addressing == Addressing::Linear;
+        (inside && by_position).then(|| self.stores.iter().filter(|s| s.family == family).collect())
+    }
+
     /// Everything that decides a sequence's future: its committed state and all rows below its length, layer by layer.
     /// Equal sequences have equal images; tests compare them bit for bit.
     pub fn image(&mut self, at: SlotState, length: usize, owner: Owner) -> Vec<(String, Vec<u32>)> {
@@ -213,12 +244,12 @@ impl CacheTable {
             let (rows, parity) = match f.addressing {
                 Addressing::State if f.in_snapshot => (f.rows, at.parity),
                 Addressing::State => continue,
-                _ => (length / f.positions_a_row, 0),
+                _ => (length as u32 / f.positions_a_row, 0),
             };
             if f.owner == owner {
                 let at = SlotState { slot: at.slot, parity };
                 // SAFETY: `&mut self` keeps every writer away.
-                let data = unsafe { view.read_f32(at, 0, rows as u32) };
+                let data = unsafe { view.read_f32(at, 0, rows) };
                 let bits = data.iter().map(|v| v.to_bits()).collect();
                 out.push((format!("{} layer {}", f.id, store.layer), bits));
             }
@@ -227,12 +258,12 @@ impl CacheTable {
     }
 }
 
-fn buffer_elements(f: &Family) -> usize {
-    (f.row_elements * f.rows).next_multiple_of(ALIGN)
+fn buffer_bytes(f: &Family) -> usize {
+    (f.row_bytes as usize * f.rows as usize).next_multiple_of(ALIGN)
 }
 
-fn slot_elements(f: &Family) -> usize {
-    buffer_elements(f) * f.buffers
+fn slot_bytes(f: &Family) -> usize {
+    buffer_bytes(f) * f.buffers as usize
 }
 
 /// A sequence's recurrent state at a length, to continue from it later.
@@ -249,6 +280,8 @@ pub struct Snapshot {
     pub tag: u64,
     /// Recurrent state.
     pub(crate) state: Vec<f32>,
+    /// Records of plugins' state parts.
+    pub(crate) parts: Vec<u8>,
 }
 
 /// One place for a sequence.
@@ -261,6 +294,8 @@ pub struct Slot {
     pub written: Vec<u32>,
     /// Which state buffer is committed.
     pub parity: u32,
+    /// The request's knobs, by number.
+    pub knobs: Arc<[KnobValue]>,
 }
 
 impl Slot {

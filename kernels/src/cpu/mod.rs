@@ -8,5 +8,5 @@ pub mod roofline;
 pub mod rows;
 mod simd;
 
-pub use ops::reference;
+pub use ops::{VERSION, reference};
 pub use par::threads;

@@ -3,8 +3,8 @@
 //! Read it beside the operation table of `plugfold_abi::ops`.
 
 use plugfold_abi::{
-    Base, Buffer, BufferId, DType, Extent, MAX_DIMS, MAX_PARAMS, NO_LAYER, Operand, Program, Reach, Shape,
-    Span, Step,
+    Base, Buffer, BufferId, DType, Extent, List, MAX_DIMS, MAX_PARAMS, Maybe, NO_LAYER, Operand, Program, Reach,
+    Shape, Span, Step, TextBuf,
 };
 
 use crate::config::{Attention, Indexer, Mlp, ModelConfig};
@@ -63,13 +63,17 @@ fn params(values: &[f32]) -> [f32; MAX_PARAMS] {
     out
 }
 
+fn names(list: &[&str]) -> List<TextBuf> {
+    list.iter().map(|n| TextBuf::from(*n)).collect()
+}
+
 impl Builder<'_> {
     /// Writes the program of a shape.
     pub fn build(&self, shape: &Shape) -> Program {
         let mut draft = Draft {
             config: self.config,
             split: self.split,
-            program: Program { shape: shape.clone(), buffers: Vec::new(), steps: Vec::new() },
+            program: Program { shape: shape.clone(), buffers: List::new(), steps: List::new() },
             layer: NO_LAYER,
             site: ATTENTION,
         };
@@ -96,7 +100,7 @@ struct Parts<'p> {
 
 impl Draft<'_> {
     fn word(&self, name: &str) -> bool {
-        self.program.shape.words.iter().any(|(n, v)| n == name && *v != 0)
+        self.program.shape.words.iter().any(|w| w.name.as_str() == name && w.value != 0)
     }
 
     fn buffer(&mut self, name: &str, base: Base, times: usize, cols: usize, dtype: DType) -> Operand {
@@ -105,7 +109,7 @@ impl Draft<'_> {
             layer => format!("{name}.{layer}.{}", self.site),
         };
         self.program.buffers.push(Buffer {
-            name,
+            name: name.into(),
             extent: Extent { base, times: times as u32 },
             cols: cols as u32,
             dtype,
@@ -121,35 +125,35 @@ impl Draft<'_> {
 
     fn step(&mut self, op: &str, parts: &Parts<'_>) {
         self.program.steps.push(Step {
-            op: op.to_owned(),
+            op: op.into(),
             layer: self.layer,
             site: self.site,
             rows: Span::ALL,
             seqs: Span::ALL,
-            inputs: parts.inputs.to_vec(),
-            outputs: parts.outputs.to_vec(),
-            weights: parts.weights.to_vec(),
-            caches: parts.caches.to_vec(),
+            inputs: parts.inputs.to_vec().into(),
+            outputs: parts.outputs.to_vec().into(),
+            weights: names(parts.weights),
+            caches: names(parts.caches),
             dims: dims(parts.dims),
             params: params(parts.params),
             reach: parts.reach.unwrap_or(Reach::Row),
             stream: 0,
-            waits: Vec::new(),
-            signal: None,
+            waits: List::new(),
+            signal: Maybe::RNone,
         });
     }
 
     fn mark_output(&mut self, operand: Operand, name: String) {
         let buffer = &mut self.program.buffers[operand.buffer as usize];
         buffer.output = true;
-        buffer.name = name;
+        buffer.name = name.into();
     }
 
     /// Marks a buffer that is filled from outside.
     fn mark_input(&mut self, operand: Operand, name: &str) {
         let buffer = &mut self.program.buffers[operand.buffer as usize];
         buffer.input = true;
-        name.clone_into(&mut buffer.name);
+        buffer.name = name.into();
     }
 
     /// y = W x for weight `role`, `n` outputs.

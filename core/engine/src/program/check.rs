@@ -81,7 +81,7 @@ pub enum ProgramError {
         /// Operation of the second.
         op: String,
         /// Family.
-        family: &'static str,
+        family: String,
         /// Layer.
         layer: u32,
     },
@@ -183,8 +183,8 @@ pub fn check(program: &Program) -> Result<(), ProgramError> {
             if !covered(want, &earlier) {
                 return Err(ProgramError::Unwritten {
                     step: i,
-                    op: step.op.clone(),
-                    buffer: buffer.name.clone(),
+                    op: step.op.to_string(),
+                    buffer: buffer.name.to_string(),
                     rows: rows_of(rows),
                 });
             }
@@ -201,8 +201,8 @@ pub fn check(program: &Program) -> Result<(), ProgramError> {
                 return Err(ProgramError::WrittenTwice {
                     first: w.step,
                     second: i,
-                    op: step.op.clone(),
-                    buffer: program.buffers[output.buffer as usize].name.clone(),
+                    op: step.op.to_string(),
+                    buffer: program.buffers[output.buffer as usize].name.to_string(),
                 });
             }
             seen.push(mine);
@@ -225,8 +225,8 @@ fn check_operands(program: &Program, i: usize, step: &Step) -> Result<(), Progra
         if end > cols {
             return Err(ProgramError::Operand {
                 step: i,
-                op: step.op.clone(),
-                buffer: buffer.map_or_else(|| o.buffer.to_string(), |b| b.name.clone()),
+                op: step.op.to_string(),
+                buffer: buffer.map_or_else(|| o.buffer.to_string(), |b| b.name.to_string()),
                 start: o.col,
                 end,
                 cols,
@@ -244,7 +244,7 @@ fn check_written(program: &Program, writes: &[Vec<Rect>]) -> Result<(), ProgramE
             return Err(ProgramError::Unwritten {
                 step: program.steps.len(),
                 op: "output".into(),
-                buffer: buffer.name.clone(),
+                buffer: buffer.name.to_string(),
                 rows: rows_of(Span::ALL),
             });
         }
@@ -265,8 +265,8 @@ fn check_caches(program: &Program, order: &Order) -> Result<(), ProgramError> {
                 return Err(ProgramError::CacheRace {
                     first,
                     second,
-                    op: b.op.clone(),
-                    family,
+                    op: b.op.to_string(),
+                    family: family.to_string(),
                     layer: b.layer,
                 });
             }
@@ -297,7 +297,7 @@ fn check_coverage(program: &Program) -> Result<(), ProgramError> {
             let times = spans.iter().filter(|s| s.0 <= pair[0] && pair[0] < s.1).count();
             if times != 1 {
                 return Err(ProgramError::Coverage {
-                    op: step.op.clone(),
+                    op: step.op.to_string(),
                     layer: step.layer,
                     rows: (pair[0], pair[1]),
                     times,

@@ -11,5 +11,5 @@ mod tests;
 
 pub use check::{ProgramError, check};
 pub use place::{Placement, check_placement, place};
-pub use resolve::{Registry, ResolveError, Resolved};
+pub use resolve::{Described, Registry, ResolveError, Resolved};
 pub use run::{Arena, Failure, RunInputs, run};

@@ -1,6 +1,6 @@
 //! Which steps of a program certainly run before which: stream order, plus waits on events.
 
-use plugfold_abi::Program;
+use plugfold_abi::{Maybe, Program};
 
 use super::ProgramError;
 
@@ -25,7 +25,7 @@ impl Order {
             let mut seen = last[s].clone();
             for wait in &step.waits {
                 let Some((_, at)) = signalled.iter().find(|(e, _)| e == wait) else {
-                    return Err(ProgramError::Wait { step: i, op: step.op.clone(), event: *wait });
+                    return Err(ProgramError::Wait { step: i, op: step.op.to_string(), event: *wait });
                 };
                 for (mine, theirs) in seen.iter_mut().zip(at) {
                     *mine = (*mine).max(*theirs);
@@ -34,9 +34,9 @@ impl Order {
             done.push(seen.clone());
             seen[s] += 1;
             place.push((s, seen[s]));
-            if let Some(event) = step.signal {
+            if let Maybe::RSome(event) = step.signal {
                 if signalled.iter().any(|(e, _)| *e == event) {
-                    return Err(ProgramError::SignalTwice { step: i, op: step.op.clone(), event });
+                    return Err(ProgramError::SignalTwice { step: i, op: step.op.to_string(), event });
                 }
                 signalled.push((event, seen.clone()));
             }

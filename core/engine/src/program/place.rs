@@ -95,8 +95,8 @@ pub fn check_placement(program: &Program, placement: &Placement) -> Result<(), P
             let kept = [a, b].iter().any(|&x| program.buffers[x].output || program.buffers[x].input);
             if meet && (kept || !apart(&order, &uses[a], &uses[b])) {
                 return Err(ProgramError::Overlap {
-                    first: program.buffers[a].name.clone(),
-                    second: program.buffers[b].name.clone(),
+                    first: program.buffers[a].name.to_string(),
+                    second: program.buffers[b].name.to_string(),
                 });
             }
         }

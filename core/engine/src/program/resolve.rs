@@ -1,22 +1,46 @@
 //! Which provider runs each step: first whose bits, then which kernel.
 
+mod choose;
+mod fuse;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use plugfold_abi::{
-    Addressing, Below, CacheView, Call, Claim, MAX_CACHES, MAX_WEIGHTS, OpError, Pass, Plan, Program,
-    Provider, Query, Text,
+    Addressing, CacheKind, CacheView, DType, MAX_CACHES, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand,
+    Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, Step, Text,
 };
 
 use super::{Placement, ProgramError, check, check_placement, place};
+use crate::hooks::{HookError, Hooks};
 use crate::state::CacheTable;
 use crate::weights::WeightTable;
 
-/// All providers and passes, in the order in which they were added: later providers are outer, later passes run later.
-#[derive(Clone, Default)]
+/// Owner of the reference providers.
+pub const REFERENCE: &str = "ref";
+/// Operations that a fusion may cover at most.
+pub const MAX_COVER: usize = 8;
+
+/// A provider as the resolver knows it; what is constant was asked once.
+#[derive(Clone)]
+pub(crate) struct Entry {
+    pub owner: Arc<str>,
+    /// `owner/name`.
+    pub name: Arc<str>,
+    pub over: Arc<[String]>,
+    pub covers: Arc<[String]>,
+    pub member: Option<plugfold_abi::Member>,
+    pub provider: Arc<ProviderObject>,
+}
+
+/// All providers and passes, in list order: later providers are outer, later passes run later.
+#[derive(Clone)]
 pub struct Registry {
-    providers: HashMap<String, Vec<Arc<dyn Provider>>>,
-    passes: Vec<Arc<dyn Pass>>,
+    providers: HashMap<String, Vec<Entry>>,
+    fusions: Vec<Entry>,
+    passes: Vec<(Arc<str>, Arc<PassObject>)>,
+    device: Arc<str>,
+    rank: (u32, u32),
 }
 
 /// A program that cannot be run with the providers at hand.
@@ -31,14 +55,55 @@ pub enum ResolveError {
         source: ProgramError,
     },
     /// A pass that refuses a program, or after which it is unsound.
-    #[error("program {kind}: pass {pass}: {reason}")]
+    #[error("program {kind}: pass {pass} of plugin {owner}: {reason}")]
     Pass {
         /// Which program.
         kind: String,
         /// The pass.
         pass: String,
+        /// Its plugin.
+        owner: String,
         /// Why.
         reason: String,
+    },
+    /// A provider that fails instead of answering.
+    #[error("claim on {op}: {error}")]
+    Claim {
+        /// Operation.
+        op: String,
+        /// Who, and what it said.
+        error: HookError,
+    },
+    /// Two arithmetics, neither above the other.
+    #[error(
+        "{op} ({phase:?}, layer {layer}): plugins {first} and {second} each bring an arithmetic of their own ({bits_first}, \
+         {bits_second}); name one in the other's `over`, or take one off the list"
+    )]
+    TwoArithmetics {
+        /// Operation.
+        op: String,
+        /// Phase.
+        phase: plugfold_abi::Phase,
+        /// Layer.
+        layer: u32,
+        /// Listed first.
+        first: String,
+        /// Listed later.
+        second: String,
+        /// Bits of the first.
+        bits_first: String,
+        /// Bits of the second.
+        bits_second: String,
+    },
+    /// A claim sends a call to a provider that is not there.
+    #[error("{op}: plugin {owner} sends its calls to provider {to}, which no loaded plugin has")]
+    NoSuchProvider {
+        /// Operation.
+        op: String,
+        /// Who claimed.
+        owner: String,
+        /// To whom.
+        to: String,
     },
     /// Nobody runs a step.
     #[error(
@@ -62,7 +127,7 @@ pub enum ResolveError {
         /// Layer.
         layer: u32,
         /// Role.
-        role: &'static str,
+        role: String,
     },
     /// A cache family that the builder names does not exist in that layer.
     #[error("{op} of layer {layer} wants cache family {family}, which that layer has not")]
@@ -72,12 +137,27 @@ pub enum ResolveError {
         /// Layer.
         layer: u32,
         /// Family.
-        family: &'static str,
+        family: String,
     },
 }
 
 /// A provider with the plan of its claim.
-pub(crate) type Link = (Arc<dyn Provider>, Plan);
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub owner: Arc<str>,
+    pub provider: Arc<ProviderObject>,
+    pub plan: Plan,
+}
+
+/// How a step runs.
+pub(crate) enum Fused {
+    /// By itself.
+    Alone,
+    /// With so many steps, itself included, by a fusion.
+    First(Link, usize),
+    /// By the fusion that began before it.
+    Inside,
+}
 
 /// What a step was resolved to.
 pub(crate) struct ResolvedStep {
@@ -85,10 +165,15 @@ pub(crate) struct ResolvedStep {
     pub chain: Vec<Link>,
     /// Name of the arithmetic.
     pub bits: String,
+    /// Multiples at which states may be kept.
+    pub grid: u32,
+    /// Who decides the arithmetic.
+    pub decides: Arc<str>,
     /// Indices into the weight table.
     pub weights: [Option<usize>; MAX_WEIGHTS],
     /// Cache views.
     pub caches: [CacheView; MAX_CACHES],
+    pub fused: Fused,
 }
 
 /// A program with memory and providers: ready to run.
@@ -100,67 +185,138 @@ pub struct Resolved {
     pub(crate) steps: Vec<ResolvedStep>,
 }
 
+/// A step as `plugins resolve` prints it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Described {
+    /// Operation.
+    pub op: String,
+    /// Layer.
+    pub layer: u32,
+    /// Who runs it.
+    pub owner: String,
+    /// Arithmetic.
+    pub bits: String,
+    /// Whether a fusion runs it with its neighbours.
+    pub fused: bool,
+}
+
 impl Resolved {
     /// The distinct arithmetic names in force, sorted: what a tag is computed from.
     pub fn bits(&self) -> Vec<String> {
-        let mut all: Vec<String> = self
-            .program
-            .steps
-            .iter()
-            .zip(&self.steps)
-            .map(|(step, r)| format!("{}={}", step.op, r.bits))
-            .collect();
+        let steps = self.program.steps.iter().zip(&self.steps);
+        let mut all: Vec<String> = steps.map(|(step, r)| format!("{}={}", step.op, r.bits)).collect();
         all.sort_unstable();
         all.dedup();
         all
     }
 
-    /// Per step: operation, layer, the provider's owner and the arithmetic.
-    pub fn describe(&self) -> Vec<(String, u32, String, String)> {
-        let owner = |r: &ResolvedStep| r.chain.first().map_or_else(String::new, |l| l.0.owner().to_owned());
-        self.program
-            .steps
-            .iter()
-            .zip(&self.steps)
-            .map(|(s, r)| (s.op.clone(), s.layer, owner(r), r.bits.clone()))
-            .collect()
+    /// Positions at which states that this program made may be kept: multiples of this.
+    pub fn grid(&self) -> u32 {
+        self.steps.iter().map(|s| s.grid.max(1)).fold(1, |a, b| a / gcd(a, b) * b)
+    }
+
+    /// Per step: operation, layer, the plugin that runs it and the arithmetic.
+    pub fn describe(&self) -> Vec<Described> {
+        let mut fusion: Option<Arc<str>> = None;
+        let each = |(step, r): (&Step, &ResolvedStep)| {
+            match &r.fused {
+                Fused::Alone => fusion = None,
+                Fused::First(link, _) => fusion = Some(link.owner.clone()),
+                Fused::Inside => {}
+            }
+            let alone = || r.chain.first().map_or_else(String::new, |l| l.owner.to_string());
+            Described {
+                op: step.op.to_string(),
+                layer: step.layer,
+                owner: fusion.as_ref().map_or_else(alone, ToString::to_string),
+                bits: r.bits.clone(),
+                fused: fusion.is_some(),
+            }
+        };
+        self.program.steps.iter().zip(&self.steps).map(each).collect()
     }
 }
 
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
 impl Registry {
-    /// Adds a provider outside of those already there.
-    pub fn add(&mut self, provider: Arc<dyn Provider>) {
-        self.providers.entry(provider.op().to_owned()).or_default().push(provider);
+    /// The reference providers of the CPU and the hooks of plugins.
+    ///
+    /// # Errors
+    /// A provider that cannot say what it is.
+    pub fn new(hooks: &Hooks, rank: u32, ranks: u32) -> Result<Self, HookError> {
+        let mut registry = Self {
+            providers: HashMap::new(),
+            fusions: Vec::new(),
+            passes: Vec::new(),
+            device: "cpu".into(),
+            rank: (rank, ranks),
+        };
+        for provider in plugfold_kernels::cpu::reference() {
+            registry.add(REFERENCE, &Arc::from([]), Arc::new(provider))?;
+        }
+        for h in &hooks.providers {
+            registry.add(&h.owner, &h.over, h.hook.clone())?;
+        }
+        registry.passes = hooks.passes.iter().map(|h| (h.owner.clone(), h.hook.clone())).collect();
+        Ok(registry)
     }
 
-    /// Adds a pass after those already there.
-    pub fn add_pass(&mut self, pass: Arc<dyn Pass>) {
-        self.passes.push(pass);
-    }
-
-    /// Runs the passes over a program, checking it after each so that the one at fault is named.
-    fn rewrite(&self, program: &mut Program) -> Result<(), ResolveError> {
-        for pass in &self.passes {
-            let refused = |reason: String| ResolveError::Pass {
-                kind: program.shape.kind.clone(),
-                pass: pass.name().to_owned(),
-                reason,
-            };
-            let mut next = program.clone();
-            pass.rewrite(&mut next).map_err(|e| refused(e.to_string()))?;
-            check(&next).map_err(|e| refused(e.to_string()))?;
-            *program = next;
+    fn add(
+        &mut self,
+        owner: &str,
+        over: &Arc<[String]>,
+        provider: Arc<ProviderObject>,
+    ) -> Result<(), HookError> {
+        let named = |error: OpError| HookError { owner: owner.into(), error };
+        let op = provider.op().map_err(named)?.to_string();
+        let name = provider.name().map_err(named)?;
+        let covers: Arc<[String]> = provider.covers().map_err(named)?.iter().map(ToString::to_string).collect();
+        if covers.len() > MAX_COVER || covers.first().is_some_and(|c| *c != op) {
+            let text = format!("provider {name} covers {covers:?}: give at most {MAX_COVER} operations, the first being {op}");
+            return Err(named(OpError::new(text)));
+        }
+        let entry = Entry {
+            owner: owner.into(),
+            name: format!("{owner}/{name}").into(),
+            over: over.clone(),
+            member: provider.family().map_err(named)?.into_option(),
+            provider,
+            covers,
+        };
+        if entry.covers.is_empty() {
+            self.providers.entry(op).or_default().push(entry);
+        } else {
+            self.fusions.push(entry);
         }
         Ok(())
     }
 
-    /// The reference providers of the CPU.
-    pub fn reference_cpu() -> Self {
-        let mut registry = Self::default();
-        for provider in plugfold_kernels::cpu::reference() {
-            registry.add(Arc::from(provider));
+    /// Names of the passes with their plugins, in order.
+    pub fn passes(&self) -> Vec<(String, String)> {
+        let name = |p: &PassObject| p.name().map_or_else(|e| e.to_string(), |n| n.to_string());
+        self.passes.iter().map(|(owner, pass)| (owner.to_string(), name(pass))).collect()
+    }
+
+    /// Runs the passes over a program, checking it after each so that the one at fault is named.
+    fn rewrite(&self, program: &mut Program) -> Result<(), ResolveError> {
+        let context =
+            PassContext { rank: self.rank.0, ranks: self.rank.1, device_class: Text::from(&*self.device) };
+        for (owner, pass) in &self.passes {
+            let refused = |reason: String| ResolveError::Pass {
+                kind: program.shape.kind.to_string(),
+                pass: pass.name().map_or_else(|_| "unnamed".into(), |n| n.to_string()),
+                owner: owner.to_string(),
+                reason,
+            };
+            let mut next = program.clone();
+            pass.rewrite(&mut next, &context).map_err(|e| refused(e.to_string()))?;
+            check(&next).map_err(|e| refused(e.to_string()))?;
+            *program = next;
         }
-        registry
+        Ok(())
     }
 
     /// Runs the passes over a program, checks it, places its buffers and finds the providers of its steps.
@@ -173,84 +329,113 @@ impl Registry {
         weights: &WeightTable,
         caches: &CacheTable,
     ) -> Result<Resolved, ResolveError> {
-        let unsound = |source| ResolveError::Program { kind: program.shape.kind.clone(), source };
+        let kind = program.shape.kind.to_string();
+        let unsound = |source| ResolveError::Program { kind: kind.clone(), source };
         check(&program).map_err(unsound)?;
         self.rewrite(&mut program)?;
-        let unsound = |source| ResolveError::Program { kind: program.shape.kind.clone(), source };
         let placement = place(&program).map_err(unsound)?;
         check_placement(&program, &placement).map_err(unsound)?;
         let mut steps = Vec::with_capacity(program.steps.len());
         for step in &program.steps {
-            let mut at = [None; MAX_WEIGHTS];
-            let mut formats = [Text::EMPTY; MAX_WEIGHTS];
-            for (i, &role) in step.weights.iter().enumerate() {
-                let missing = || ResolveError::NoWeight { op: step.op.clone(), layer: step.layer, role };
-                let index = weights.find(step.layer, step.site, role).ok_or_else(missing)?;
-                at[i] = Some(index);
-                formats[i] = weights.get(index).format;
-            }
-            let mut views = [CacheView::EMPTY; MAX_CACHES];
-            for (view, &family) in views.iter_mut().zip(&step.caches) {
-                let missing = || ResolveError::NoCache { op: step.op.clone(), layer: step.layer, family };
-                *view = caches.view(family, step.layer).ok_or_else(missing)?;
-            }
-            let has_cache = !step.caches.is_empty();
-            let query = Query {
-                op: Text::from(step.op.as_str()),
+            let parts = self.parts(&program, step, weights, caches)?;
+            let query = parts.query(&program, step, &self.device);
+            let chosen = self.choose(&query)?.ok_or_else(|| ResolveError::NoProvider {
+                op: step.op.to_string(),
                 layer: step.layer,
-                site: step.site,
-                phase: program.shape.phase,
-                device_class: Text::from("cpu"),
-                rows: program.shape.rows,
-                seqs: program.shape.seqs,
-                dims: step.dims,
-                weight_formats: formats,
-                cache_format: if has_cache { views[0].format } else { Text::EMPTY },
-                addressing: if has_cache { views[0].addressing } else { Addressing::State },
-            };
-            let (chain, bits) = self.choose(&query).ok_or_else(|| ResolveError::NoProvider {
-                op: step.op.clone(),
-                layer: step.layer,
-                formats: formats.iter().filter(|f| !f.is_empty()).map(|f| f.get_str().to_owned()).collect(),
-                cache: query.cache_format.get_str().to_owned(),
+                formats: parts.formats.iter().filter(|f| !f.is_empty()).map(|f| f.get_str().to_owned()).collect(),
+                cache: query.caches[0].format.get_str().to_owned(),
             })?;
-            steps.push(ResolvedStep { chain, bits, weights: at, caches: views });
+            steps.push(ResolvedStep {
+                chain: chosen.chain,
+                bits: chosen.bits,
+                grid: chosen.grid,
+                decides: chosen.decides,
+                weights: parts.weights,
+                caches: parts.views,
+                fused: Fused::Alone,
+            });
         }
+        self.fuse(&program, &mut steps, weights, caches)?;
         Ok(Resolved { program, placement, steps })
     }
 
-    /// The outermost claim with bits of its own decides the arithmetic; the claims with exactly those bits run.
-    fn choose(&self, query: &Query<'_>) -> Option<(Vec<Link>, String)> {
-        let claims: Vec<(Arc<dyn Provider>, plugfold_abi::Granted)> = self
-            .providers
-            .get(query.op.get_str())?
-            .iter()
-            .filter_map(|p| match p.claim(query) {
-                Claim::Yes(granted) => Some((p.clone(), granted)),
-                Claim::No => None,
-            })
-            .collect();
-        let own = |g: &plugfold_abi::Granted| matches!(g.bits, plugfold_abi::Bits::Own(_));
-        let decides = claims.iter().rev().find(|(_, g)| own(g))?;
-        let bits = decides.1.bits.name().to_owned();
-        let chain = claims
-            .iter()
-            .rev()
-            .filter(|(_, g)| g.bits.name() == bits)
-            .map(|(p, g)| (p.clone(), g.plan))
-            .collect();
-        Some((chain, bits))
+    fn parts<'s>(
+        &self,
+        program: &Program,
+        step: &'s Step,
+        weights: &WeightTable,
+        caches: &CacheTable,
+    ) -> Result<Parts<'s>, ResolveError> {
+        let mut parts = Parts {
+            weights: [None; MAX_WEIGHTS],
+            roles: [Text::EMPTY; MAX_WEIGHTS],
+            formats: [Text::EMPTY; MAX_WEIGHTS],
+            views: [CacheView::EMPTY; MAX_CACHES],
+            families: step.caches.len(),
+            inputs: [DType::F32; MAX_INPUTS],
+            outputs: [DType::F32; MAX_OUTPUTS],
+        };
+        for (i, role) in step.weights.iter().enumerate().take(MAX_WEIGHTS) {
+            let missing = || ResolveError::NoWeight {
+                op: step.op.to_string(),
+                layer: step.layer,
+                role: role.to_string(),
+            };
+            let index = weights.find(step.layer, step.site, role).ok_or_else(missing)?;
+            parts.weights[i] = Some(index);
+            parts.roles[i] = Text::from(role.as_str());
+            parts.formats[i] = weights.get(index).format;
+        }
+        for (view, family) in parts.views.iter_mut().zip(&step.caches) {
+            let missing = || ResolveError::NoCache {
+                op: step.op.to_string(),
+                layer: step.layer,
+                family: family.to_string(),
+            };
+            *view = caches.view(family, step.layer).ok_or_else(missing)?;
+        }
+        let dtype = |o: &Operand| program.buffers[o.buffer as usize].dtype;
+        parts.inputs.iter_mut().zip(&step.inputs).for_each(|(t, o)| *t = dtype(o));
+        parts.outputs.iter_mut().zip(&step.outputs).for_each(|(t, o)| *t = dtype(o));
+        Ok(parts)
     }
 }
 
-/// The rest of a chain, as the provider above it sees it.
-pub(crate) struct Rest<'a>(pub &'a [Link]);
+/// What a step's operands are.
+struct Parts<'s> {
+    weights: [Option<usize>; MAX_WEIGHTS],
+    roles: [Text<'s>; MAX_WEIGHTS],
+    formats: [Text<'static>; MAX_WEIGHTS],
+    views: [CacheView; MAX_CACHES],
+    families: usize,
+    inputs: [DType; MAX_INPUTS],
+    outputs: [DType; MAX_OUTPUTS],
+}
 
-impl Below for Rest<'_> {
-    fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
-        match self.0 {
-            [] => Err(OpError::new("nothing lies beneath the reference")),
-            [(provider, plan), rest @ ..] => provider.run(call, plan, &Rest(rest)),
+impl Parts<'_> {
+    fn query<'q>(&'q self, program: &'q Program, step: &'q Step, device: &'q str) -> Query<'q> {
+        let mut kinds = [CacheKind::NONE; MAX_CACHES];
+        for (kind, view) in kinds.iter_mut().zip(&self.views).take(self.families) {
+            *kind = CacheKind { format: view.format, addressing: view.addressing };
+        }
+        debug_assert!(kinds[0].addressing == Addressing::State || self.families > 0, "no family, no addressing");
+        Query {
+            op: Text::from(step.op.as_str()),
+            program: Text::from(program.shape.kind.as_str()),
+            layer: step.layer,
+            site: step.site,
+            phase: program.shape.phase,
+            device_class: Text::from(device),
+            rows: program.shape.rows,
+            seqs: program.shape.seqs,
+            dims: step.dims,
+            weight_roles: self.roles,
+            weight_formats: self.formats,
+            caches: kinds,
+            input_types: self.inputs,
+            output_types: self.outputs,
+            words: Slice::from(&program.shape.words[..]),
+            knobs: Slice::from(&program.shape.knobs[..]),
         }
     }
 }

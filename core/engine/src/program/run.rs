@@ -1,15 +1,14 @@
 //! The eager executor: one call after another.
 
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
 
 use plugfold_abi::{
-    Base, Below, Call, Comm, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Reach,
-    RoundTable, Step, View, ops,
+    Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Provider, Reach, RoundTable, Slice, Step, Text, View, ops,
 };
 
-use super::resolve::Rest;
+use super::resolve::{Fused, Link, MAX_COVER, ResolvedStep};
 use super::{Placement, Resolved};
+use crate::hooks::HookError;
 use crate::weights::WeightTable;
 
 /// Memory for buffers, grown to the largest program that was prepared and never shrunk.
@@ -40,7 +39,13 @@ pub struct RunInputs<'a> {
     /// The weights.
     pub weights: &'a WeightTable,
     /// Collectives; `None` on one rank.
-    pub comm: Option<&'a dyn Comm>,
+    pub comm: Option<&'a CommObject>,
+    /// Request knobs, folded over the sequences.
+    pub knobs: &'a [KnobValue],
+    /// Fills what may be filled late: called when the head has run. An error fails the forward.
+    pub late: &'a dyn Fn() -> Result<(), HookError>,
+    /// Told every step that ran, with its rows and seconds; `None`: nothing is timed.
+    pub timer: Option<&'a dyn Fn(&Step, u32, f64)>,
     /// Buffers to fill first, by name, row-major f32.
     pub fill: &'a [(&'a str, &'a [f32])],
 }
@@ -106,10 +111,29 @@ fn view(
     }
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> OpError {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    OpError::new(format!("panicked: {}", text.unwrap_or("without a message")))
+/// The rest of a chain, as the provider above it sees it.
+struct Rest<'a>(&'a [Link]);
+
+impl Below for Rest<'_> {
+    fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
+        match self.0 {
+            [] => Err(OpError::new("nothing lies beneath the reference")),
+            [link, rest @ ..] => link.provider.run(call, &link.plan, &BelowObject::lend(&Rest(rest))),
+        }
+    }
+}
+
+/// What lies beneath a fusion: the chains of the steps that it covers.
+struct Covered<'a>(&'a [Step], &'a [ResolvedStep]);
+
+impl Below for Covered<'_> {
+    fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
+        let same = |s: &Step| s.op.as_str() == call.op.get_str() && (s.layer, s.site) == (call.layer, call.site);
+        match self.0.iter().position(same) {
+            Some(at) => Rest(&self.1[at].chain).run(call),
+            None => Err(OpError::new(format!("{} is not among the operations that are covered", call.op))),
+        }
+    }
 }
 
 fn mix(hash: u64, word: u64) -> u64 {
@@ -141,50 +165,55 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
     fill(resolved, base, inputs);
     let mut failure: Option<Failure> = None;
     let mut collectives = 0xcbf2_9ce4_8422_2325;
-    for (step, found) in program.steps.iter().zip(&resolved.steps) {
+    let mut clock = inputs.timer.map(|_| Instant::now());
+    let mut at = 0;
+    while at < program.steps.len() {
+        let (step, found) = (&program.steps[at], &resolved.steps[at]);
         let exchange = step.reach == Reach::Exchange || ops::is_collective(&step.op);
+        let covers = if let Fused::First(_, n) = found.fused { n } else { 1 };
+        let covered = at..at + covers;
+        at += covers;
         if failure.is_some() && !exchange {
             continue;
-        }
-        let mut call = Call {
-            layer: step.layer,
-            site: step.site,
-            phase: program.shape.phase,
-            rows: step.rows,
-            seqs: step.seqs,
-            inputs: [View::EMPTY; MAX_INPUTS],
-            outputs: [View::EMPTY; MAX_OUTPUTS],
-            weights: [None; MAX_WEIGHTS],
-            caches: found.caches,
-            dims: step.dims,
-            params: step.params,
-            round,
-            comm: inputs.comm,
-        };
-        let picks =
-            step.outputs.iter().any(|o| program.buffers[o.buffer as usize].extent.base == Base::OutRows);
-        for (slot, operand) in call.inputs.iter_mut().zip(&step.inputs) {
-            *slot = view(program, &resolved.placement, base, step, *operand, picks, round);
-        }
-        for (slot, operand) in call.outputs.iter_mut().zip(&step.outputs) {
-            *slot = view(program, &resolved.placement, base, step, *operand, picks, round);
-        }
-        for (slot, index) in call.weights.iter_mut().zip(&found.weights) {
-            *slot = index.map(|i| inputs.weights.get(i));
         }
         if exchange {
             collectives = mix(mix(collectives, u64::from(step.layer)), u64::from(step.site));
             collectives = step.op.bytes().fold(collectives, |h, b| mix(h, u64::from(b)));
         }
+        let call = call(resolved, base, covered.start, inputs);
+        let (owner, ran) = match &found.fused {
+            Fused::First(link, _) => {
+                let mut calls = [call; MAX_COVER];
+                for (slot, i) in calls.iter_mut().zip(covered.clone()) {
+                    *slot = self::call(resolved, base, i, inputs);
+                }
+                let below = Covered(&program.steps[covered.clone()], &resolved.steps[covered]);
+                let calls = Slice::from(&calls[..covers]);
+                (&link.owner, link.provider.run_group(calls, &link.plan, &BelowObject::lend(&below)))
+            }
+            Fused::Alone | Fused::Inside => (&found.decides, Rest(&found.chain).run(&call)),
+        };
+        if let (Some(timer), Some(since)) = (inputs.timer, &mut clock) {
+            let now = Instant::now();
+            timer(step, step.rows.within(round.rows()).len() as u32, (now - *since).as_secs_f64());
+            *since = now;
+        }
+        let ran = if step.op.as_str() == "head" { ran.and_then(|()| late(inputs)) } else { ran };
         // What a provider does wrong must not end the engine, nor the other ranks' wait for this one's exchanges.
-        let ran = catch_unwind(AssertUnwindSafe(|| Rest(&found.chain).run(&call)));
-        if let Err(error) = ran.unwrap_or_else(|panic| Err(panicked(panic.as_ref()))) {
-            let owner = found.chain.first().map_or_else(String::new, |l| l.0.owner().to_owned());
-            let first = Failure { op: step.op.clone(), owner, layer: step.layer, exchange, error };
-            if exchange || failure.is_none() {
+        if let Err(error) = ran {
+            let runs = found.chain.first().map_or(owner, |l| &l.owner);
+            let first = Failure {
+                op: step.op.to_string(),
+                owner: if covers > 1 { owner } else { runs }.to_string(),
+                layer: step.layer,
+                exchange: exchange || error.kind == ErrorKind::Fatal,
+                error,
+            };
+            let ends = first.exchange;
+            if ends || failure.is_none() {
                 failure = Some(first);
             }
-            if exchange {
+            if ends {
                 break;
             }
         }
@@ -192,9 +221,47 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
     Outcome { failure, collectives }
 }
 
+fn late(inputs: &RunInputs<'_>) -> Result<(), OpError> {
+    (inputs.late)().map_err(|e| OpError { kind: e.error.kind, message: e.to_string().into() })
+}
+
+/// The call of a step.
+fn call<'c>(resolved: &'c Resolved, base: *mut u8, at: usize, inputs: &RunInputs<'c>) -> Call<'c> {
+    let (program, round) = (&resolved.program, inputs.round);
+    let (step, found) = (&program.steps[at], &resolved.steps[at]);
+    let mut call = Call {
+        op: Text::from(step.op.as_str()),
+        layer: step.layer,
+        site: step.site,
+        phase: program.shape.phase,
+        rows: step.rows,
+        seqs: step.seqs,
+        inputs: [View::EMPTY; MAX_INPUTS],
+        outputs: [View::EMPTY; MAX_OUTPUTS],
+        weights: [None; MAX_WEIGHTS],
+        caches: found.caches,
+        dims: step.dims,
+        params: step.params,
+        round,
+        comm: inputs.comm,
+        knobs: Slice::from(inputs.knobs),
+    };
+    let picks = step.outputs.iter().any(|o| program.buffers[o.buffer as usize].extent.base == Base::OutRows);
+    for (slot, operand) in call.inputs.iter_mut().zip(&step.inputs) {
+        *slot = view(program, &resolved.placement, base, step, *operand, picks, round);
+    }
+    for (slot, operand) in call.outputs.iter_mut().zip(&step.outputs) {
+        *slot = view(program, &resolved.placement, base, step, *operand, picks, round);
+    }
+    for (slot, index) in call.weights.iter_mut().zip(&found.weights) {
+        *slot = index.map(|i| inputs.weights.get(i));
+    }
+    call
+}
+
 fn fill(resolved: &Resolved, base: *mut u8, inputs: &RunInputs<'_>) {
     for (name, data) in inputs.fill {
-        let found = resolved.program.buffers.iter().position(|b| b.input && b.name == *name);
+        let found = resolved.program.buffers.iter().position(|b| b.input && b.name.as_str() == *name);
         let Some(at) = found else { continue };
         assert!(data.len() * 4 <= resolved.placement.sizes[at], "input {name} is larger than its buffer");
         // SAFETY: the placement reserved `sizes[at]` bytes here; input buffers share memory with nothing.
@@ -213,7 +280,7 @@ impl Resolved {
     ///
     /// Returns `None` when the program has no output of that name.
     pub fn output<'a>(&self, arena: &'a mut Arena, name: &str, round: &RoundTable<'_>) -> Option<&'a [f32]> {
-        let at = self.program.buffers.iter().position(|b| b.output && b.name == name)?;
+        let at = self.program.buffers.iter().position(|b| b.output && b.name.as_str() == name)?;
         let buffer = &self.program.buffers[at];
         let rows = height(&self.program, buffer.extent.base, round) * buffer.extent.times as usize;
         // SAFETY: the placement reserved these elements, output buffers share memory with nothing, and the arena is

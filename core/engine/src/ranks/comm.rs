@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use plugfold_abi::{Comm, OpError};
+use plugfold_abi::{Comm, OpError, Slice, SliceMut};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::fate::{Doing, Fate, lock};
@@ -132,17 +132,17 @@ impl TcpComm {
 }
 
 impl Comm for TcpComm {
-    fn rank(&self) -> usize {
-        self.fate.rank
+    fn rank(&self) -> Result<u32, OpError> {
+        Ok(self.fate.rank as u32)
     }
 
-    fn ranks(&self) -> usize {
-        self.fate.who.len()
+    fn ranks(&self) -> Result<u32, OpError> {
+        Ok(self.fate.who.len() as u32)
     }
 
-    fn all_gather(&self, mine: &[u8], all: &mut [u8]) -> Result<(), OpError> {
+    fn all_gather(&self, mine: Slice<'_, u8>, all: SliceMut<'_, u8>) -> Result<(), OpError> {
         let tag = self.tag.load(Ordering::Relaxed);
-        self.gather(tag, mine, all).map_err(|error| OpError::new(error.to_string()))
+        self.gather(tag, &mine, all.into_mut()).map_err(|error| OpError::new(error.to_string()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use plugfold_abi::{Comm, OpError};
+use plugfold_abi::{Comm, OpError, Slice, SliceMut};
 
 use super::fate::lock;
 
@@ -56,15 +56,16 @@ impl SharedComm {
 }
 
 impl Comm for SharedComm {
-    fn rank(&self) -> usize {
-        self.rank
+    fn rank(&self) -> Result<u32, OpError> {
+        Ok(self.rank as u32)
     }
 
-    fn ranks(&self) -> usize {
-        lock(&self.group.board).parts.len()
+    fn ranks(&self) -> Result<u32, OpError> {
+        Ok(lock(&self.group.board).parts.len() as u32)
     }
 
-    fn all_gather(&self, mine: &[u8], all: &mut [u8]) -> Result<(), OpError> {
+    fn all_gather(&self, mine: Slice<'_, u8>, all: SliceMut<'_, u8>) -> Result<(), OpError> {
+        let (mine, all) = (mine.get_ref(), all.into_mut());
         let (rank, len) = (self.rank, mine.len());
         // A slower rank may still read the last exchange.
         let mut board = self.until(lock(&self.group.board), |board| board.parts[rank].is_none())?;

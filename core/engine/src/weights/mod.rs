@@ -47,8 +47,9 @@ pub struct WeightTable {
 // Weights point into `planes`, whose buffers never move or change.
 impl WeightTable {
     /// The place of a weight.
-    pub fn find(&self, layer: u32, site: u32, role: &'static str) -> Option<usize> {
-        self.index.get(&(layer, site, role)).copied()
+    pub fn find(&self, layer: u32, site: u32, role: &str) -> Option<usize> {
+        let index: &HashMap<(u32, u32, &str), usize> = &self.index;
+        index.get(&(layer, site, role)).copied()
     }
 
     /// A weight by its place.

@@ -1,0 +1,73 @@
+//! Tags: which arithmetic made a state. Computed from what the prefill programs resolve to, never declared.
+
+use plugfold_abi::{KnobValue, Phase};
+
+use super::{Core, LoadError, ResolveError};
+use crate::program::build::kinds;
+
+/// The arithmetic of a request's prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tag {
+    /// A number over the names of all arithmetics: states of different numbers never mix.
+    pub id: u64,
+    /// Positions at which states may be kept: multiples of this.
+    pub grid: u32,
+    /// Whether windows compute the same bits, so that a reply's state may be kept, too.
+    pub window: bool,
+}
+
+impl Core {
+    /// Arithmetic names of a phase for these knobs, sorted, and the grid of its states.
+    ///
+    /// # Errors
+    /// A program that does not resolve.
+    pub fn bits(
+        &mut self,
+        phase: Phase,
+        rows: u32,
+        knobs: &[KnobValue],
+    ) -> Result<(Vec<String>, u32), ResolveError> {
+        let (mut all, mut grid) = (Vec::new(), 1);
+        for select in [false, true] {
+            let mut shape = Self::shape(kinds::FORWARD, phase, rows, 1, 1, select);
+            let facts = (&[rows][..], &[0][..], &[0][..]);
+            self.stages.words(&self.hooks, &mut shape, facts, knobs)?;
+            let program = self.program(&shape)?;
+            all.extend(program.bits());
+            grid = program.grid().max(grid);
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok((all, grid))
+    }
+
+    /// The tag of requests with these knobs.
+    ///
+    /// # Errors
+    /// A program that does not resolve, or an arithmetic that depends on the row count: one row, an odd number and a full
+    /// chunk are compared.
+    pub fn tag(&mut self, knobs: &[KnobValue]) -> Result<Tag, LoadError> {
+        let key = self.hooks.knobs.of_bits(knobs);
+        if let Some(tag) = self.tags.get(&key) {
+            return Ok(*tag);
+        }
+        let (one, grid) = self.bits(Phase::Prefill, 1, knobs)?;
+        for rows in [7, 512] {
+            let (other, _) = self.bits(Phase::Prefill, rows, knobs)?;
+            if other != one {
+                return Err(LoadError::Size(format!(
+                    "the arithmetic of prefill depends on the row count: {one:?} at 1 row, {other:?} at {rows}"
+                )));
+            }
+        }
+        let (window, _) = self.bits(Phase::Window, 1, knobs)?;
+        let version = plugfold_kernels::cpu::VERSION;
+        let names = one.iter().map(String::as_str).chain([version]);
+        let id = names.flat_map(|s| s.bytes().chain([0])).fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        let tag = Tag { id, grid, window: window == one };
+        self.tags.insert(key, tag);
+        Ok(tag)
+    }
+}
