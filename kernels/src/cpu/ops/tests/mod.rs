@@ -5,7 +5,7 @@ mod rows;
 mod sequences;
 
 use plugfold_abi::{
-    Addressing, Below, CacheView, Call, Comm, DType, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS,
+    Addressing, Below, BelowObject, CacheView, Call, CommObject, DType, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS,
     MAX_PARAMS, MAX_WEIGHTS, NO_LAYER, OpError, Phase, Provider, RoundTable, Slice, Span, Text, View, Weight,
     formats,
 };
@@ -171,7 +171,7 @@ pub(super) struct Run<'a> {
     pub tokens: Option<Vec<u32>>,
     pub embeds: Vec<usize>,
     pub out_rows: Vec<u32>,
-    pub comm: Option<&'a dyn Comm>,
+    pub comm: Option<&'a CommObject>,
 }
 
 impl<'a> Run<'a> {
@@ -218,9 +218,11 @@ impl<'a> Run<'a> {
             seq_keep: Slice::from(&keep[..]),
             out_rows: Slice::from(&self.out_rows[..]),
             embeds: Slice::from(&self.embeds[..]),
+            fields: Slice::default(),
         };
         let weights: Vec<Weight> = self.weights.iter().map(Held::weight).collect();
         let mut call = Call {
+            op: Text::from(self.op),
             layer: NO_LAYER,
             site: 0,
             phase: self.phase,
@@ -234,6 +236,7 @@ impl<'a> Run<'a> {
             params: [0.0; MAX_PARAMS],
             round: &round,
             comm: self.comm,
+            knobs: Slice::default(),
         };
         call.dims[..self.dims.len()].copy_from_slice(self.dims);
         call.params[..self.params.len()].copy_from_slice(self.params);
@@ -242,7 +245,7 @@ impl<'a> Run<'a> {
         call.outputs.iter_mut().zip(&mut outputs).for_each(|(v, m)| *v = m.view());
         call.weights.iter_mut().zip(&weights).for_each(|(v, w)| *v = Some(w));
         call.caches.iter_mut().zip(&mut self.caches).for_each(|(v, f)| *v = f.view());
-        find(self.op).run(&call, &[0; 64], &Nothing)?;
+        find(self.op).run(&call, &[0; 64], &BelowObject::lend(&Nothing))?;
         Ok(outputs)
     }
 }
@@ -254,8 +257,8 @@ impl Below for Nothing {
     }
 }
 
-pub(super) fn find(op: &str) -> Box<dyn Provider> {
-    reference().into_iter().find(|p| p.op() == op).expect("every operation has a provider")
+pub(super) fn find(op: &str) -> ProviderObject {
+    reference().into_iter().find(|p| p.op().is_ok_and(|o| o == op)).expect("every operation has a provider")
 }
 
 /// One sequence in slot 0 from position 0.

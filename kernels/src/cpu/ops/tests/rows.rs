@@ -138,13 +138,14 @@ fn wanted_rows_and_candidates() {
 /// Two ranks of which this is the second; the other's rows are its own times ten.
 struct Pair(Mutex<usize>);
 impl Comm for Pair {
-    fn rank(&self) -> usize {
-        1
+    fn rank(&self) -> Result<u32, OpError> {
+        Ok(1)
     }
-    fn ranks(&self) -> usize {
-        2
+    fn ranks(&self) -> Result<u32, OpError> {
+        Ok(2)
     }
-    fn all_gather(&self, mine: &[u8], all: &mut [u8]) -> Result<(), OpError> {
+    fn all_gather(&self, mine: Slice<'_, u8>, all: SliceMut<'_, u8>) -> Result<(), OpError> {
+        let (mine, all) = (mine.get_ref(), all.into_mut());
         *self.0.lock().unwrap() += 1;
         let mine: &[f32] = bytemuck::cast_slice(mine);
         let (other, own) = all.split_at_mut(all.len() / 2);
@@ -156,18 +157,19 @@ impl Comm for Pair {
 
 #[test]
 fn parts_lie_side_by_side_in_rank_order() {
-    let pair = Pair(Mutex::new(0));
+    let pair = Arc::new(Pair(Mutex::new(0)));
+    let comm = CommObject::new(pair.clone());
     let mut run = Run::new("comm.sum");
     run.inputs = vec![Matrix::f32(&[1.0, 2.0, 3.0, 4.0], 2)];
     run.outputs = vec![Matrix::out(2, 4)];
     run.dims = &[2, 2];
     run.seqs = &const { [one(2)] };
-    run.comm = Some(&pair);
+    run.comm = Some(&comm);
     assert_eq!(run.go().unwrap()[0].values(), [10.0, 20.0, 1.0, 2.0, 30.0, 40.0, 3.0, 4.0]);
     assert_eq!(*pair.0.lock().unwrap(), 1);
     run.comm = None;
     assert!(run.go().unwrap_err().message.contains("P is 2, but this engine has one rank"));
-    run.comm = Some(&pair);
+    run.comm = Some(&comm);
     run.dims = &[2, 3];
     run.outputs = vec![Matrix::out(2, 6)];
     assert!(run.go().unwrap_err().message.contains("P is 3, but there are 2 ranks"));
