@@ -110,7 +110,12 @@ impl Knobs<'_> {
         let found = self.all.iter().find(|k| k.key.as_str() == key);
         found.ok_or_else(|| OpError::new(format!("knob `{key}` is not in the manifest")))
     }
-    fn typed<'k, T>(&'k self, key: &str, kind: &str, read: impl Fn(&'k KnobValue) -> Option<T>) -> Result<T, OpError> {
+    fn typed<'k, T>(
+        &'k self,
+        key: &str,
+        kind: &str,
+        read: impl Fn(&'k KnobValue) -> Option<T>,
+    ) -> Result<T, OpError> {
         let knob = self.get(key)?;
         read(&knob.value).ok_or_else(|| OpError::new(format!("knob `{key}` is {}, not {kind}", knob.value)))
     }
@@ -156,4 +161,3 @@ impl Knobs<'_> {
 pub fn value_of<'v>(values: Slice<'v, KnobValue>, id: KnobId) -> Option<&'v KnobValue> {
     values.get_ref().get(id as usize)
 }
-

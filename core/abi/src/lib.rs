@@ -33,8 +33,8 @@ pub use program::{
     Base, Buffer, BufferId, Extent, NO_LAYER, Operand, Phase, Program, Reach, Shape, Step, Word,
 };
 pub use provider::{
-    Below, BelowObject, BelowTable, Bits, CacheKind, Claim, Granted, Member, Pass, PassContext, PassObject, PassTable,
-    Plan, Provider, ProviderObject, ProviderTable, Query,
+    Below, BelowObject, BelowTable, Bits, CacheKind, Claim, Granted, Member, Pass, PassContext, PassObject,
+    PassTable, Plan, Provider, ProviderObject, ProviderTable, Query,
 };
 pub use round::RoundTable;
 pub use slice::{Slice, SliceMut, Text};

@@ -1,6 +1,6 @@
 //! A forward as data: the calls, the buffers between them, and what they read.
 
-use crate::{KnobValue, List, Maybe, TextBuf, DType, MAX_DIMS, MAX_PARAMS, Span};
+use crate::{DType, KnobValue, List, MAX_DIMS, MAX_PARAMS, Maybe, Span, TextBuf};
 
 /// `layer` of calls outside the layers.
 pub const NO_LAYER: u32 = u32::MAX;
@@ -167,4 +167,3 @@ pub struct Program {
     /// Calls, in an order in which they could run one by one.
     pub steps: List<Step>,
 }
-

@@ -1,8 +1,8 @@
 //! Who runs an operation, and who rewrites programs.
 
 use crate::{
-    Addressing, Call, DType, KnobValue, List, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, Maybe,
-    OpError, Phase, Program, Slice, Text, TextBuf, Word,
+    Addressing, Call, DType, KnobValue, List, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
+    Maybe, OpError, Phase, Program, Slice, Text, TextBuf, Word,
 };
 
 /// Format and addressing of a cache family.

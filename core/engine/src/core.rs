@@ -15,15 +15,15 @@ use plugfold_abi::{CommObject, List, Phase, RoundTable, Shape, Slice, SlotState,
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors, Resolved as Tensors};
 use crate::config::{ConfigError, ModelConfig};
 use crate::hooks::{HookError, Hooks};
+use crate::knobs::Values;
 use crate::program::build::{Builder, WORD_STREAMS, WORD_ZERO_FIRST, kinds};
 use crate::program::{Arena, Failure, Registry, ResolveError, Resolved, RunInputs, run};
+use crate::split::{Split, SplitError};
+use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
+use crate::weights::{self, Progress, Source, WeightTable};
 pub use sequences::SequencesOf;
 use stage::Stages;
 pub use tags::Tag;
-use crate::split::{Split, SplitError};
-use crate::knobs::Values;
-use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
-use crate::weights::{self, Progress, Source, WeightTable};
 
 /// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -212,6 +212,8 @@ pub struct CoreOptions {
     pub progress: Progress,
     /// Hooks of plugins.
     pub hooks: Arc<Hooks>,
+    /// Further lines that must be equal on all ranks: name, value.
+    pub lines: Vec<(String, String)>,
 }
 
 impl Default for CoreOptions {
@@ -223,6 +225,7 @@ impl Default for CoreOptions {
             allow_nan: false,
             progress: Arc::new(|_| {}),
             hooks: Arc::default(),
+            lines: Vec::new(),
         }
     }
 }

@@ -1,20 +1,22 @@
 //! The engine of rank 0: takes requests, plans rounds, hands out tokens.
 
+mod planning;
+mod report;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::core::Tag;
+use crate::knobs::Values;
 use crate::logprobs::MAX_TOP;
-use crate::plan::{Admission, Order, Piece, Plan};
+use crate::plan::{Order, Plan};
 use crate::rank::Rank;
-use crate::rounds::{End, Outcome};
-use crate::sampling::derived_seed;
-use crate::service::{
-    EngineError, EngineStats, Event, Finish, Handle, ModelInfo, Request, RequestStats, Service,
-};
+use crate::rounds::Report;
+use crate::service::{EngineError, EngineStats, Event, Handle, ModelInfo, Request, RequestStats, Service};
 
 /// Requests that may wait for a slot.
 pub const MAX_WAITING: usize = 1024;
@@ -25,10 +27,18 @@ enum Message {
 }
 
 struct Job {
+    /// Unique while the engine runs; 0 is nobody.
+    number: u64,
     request: Request,
     events: Sender<Event>,
     cancel: Arc<AtomicBool>,
     submitted: Instant,
+    knobs: Values,
+    /// Known once the engine thread has seen it.
+    tag: Option<Tag>,
+    /// Tokens that were handed out before it stepped aside.
+    sent: usize,
+    preempted: usize,
 }
 
 /// A request in a slot.
@@ -37,12 +47,18 @@ struct Active {
     started: Instant,
     first: Option<Instant>,
     absorbed: usize,
+    admitted: u64,
+    /// Generated ids, those before it stepped aside as well.
+    reply: Vec<u32>,
     stats: RequestStats,
 }
 
 struct Shared {
     info: ModelInfo,
     stats: Mutex<EngineStats>,
+    defaults: Values,
+    /// Requests that were submitted so far.
+    numbers: std::sync::atomic::AtomicU64,
 }
 
 fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
@@ -71,8 +87,11 @@ impl Engine {
             eos_ids: config.eos_ids.clone(),
             slots: rank.core.capacity().slots,
             ranks: rank.world.ranks(),
+            drafters: rank.rounds.drafters().to_vec(),
         };
-        let shared = Arc::new(Shared { info, stats: Mutex::new(EngineStats::default()) });
+        let defaults = rank.core.hooks().knobs.defaults.clone();
+        let shared =
+            Arc::new(Shared { info, stats: Mutex::default(), defaults, numbers: Default::default() });
         let (sender, receiver) = channel();
         let (seen, alarm) = (shared.clone(), sender.clone());
         // A rank that dies while the engine is idle must be told to the front end, too.
@@ -94,7 +113,7 @@ impl Service for Engine {
     }
 
     fn submit(&self, request: Request) -> Result<Handle, EngineError> {
-        check(&request, &self.shared.info)?;
+        check(&request, &self.shared.info, self.shared.defaults.len())?;
         {
             let mut stats = lock(&self.shared.stats);
             if let Some(reason) = &stats.fatal {
@@ -109,7 +128,17 @@ impl Service for Engine {
         }
         let (events, receiver) = channel();
         let cancel = Arc::new(AtomicBool::new(false));
-        let job = Job { request, events, cancel: cancel.clone(), submitted: Instant::now() };
+        let job = Job {
+            number: self.shared.numbers.fetch_add(1, Ordering::Relaxed) + 1,
+            knobs: request.knobs.clone().unwrap_or_else(|| self.shared.defaults.clone()),
+            request,
+            events,
+            cancel: cancel.clone(),
+            submitted: Instant::now(),
+            tag: None,
+            sent: 0,
+            preempted: 0,
+        };
         let sent =
             self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Message::Job(Box::new(job)));
         if sent.is_err() {
@@ -133,7 +162,7 @@ impl Drop for Engine {
 }
 
 /// Refuses what could never run.
-fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
+fn check(request: &Request, info: &ModelInfo, knobs: usize) -> Result<(), EngineError> {
     let invalid = |m: String| Err(EngineError::Invalid(m));
     let (vocab, prompt) = (info.vocab_size, request.ids.len());
     if prompt == 0 {
@@ -155,6 +184,9 @@ fn check(request: &Request, info: &ModelInfo) -> Result<(), EngineError> {
     let bad = request.ids.iter().enumerate().find(|(i, id)| **id as usize >= vocab && !replaced(*i));
     if let Some((i, id)) = bad {
         return invalid(format!("token id {id} at position {i} is outside the vocabulary of {vocab} ids"));
+    }
+    if let Some(given) = request.knobs.as_ref().map(|k| k.len()).filter(|n| *n != knobs) {
+        return invalid(format!("{given} request knobs where this engine has {knobs}"));
     }
     if request.logprobs.is_some_and(|top| top > MAX_TOP) {
         return invalid(format!("log probabilities of more than {MAX_TOP} alternatives were asked for"));
@@ -180,13 +212,32 @@ struct Loop {
     receiver: Receiver<Message>,
     waiting: VecDeque<Job>,
     active: Vec<Option<Active>>,
+    /// Round in which each slot's last request was admitted.
+    admitted: Vec<u64>,
+    born: Instant,
+    round: u64,
+    last: Report,
     stop: bool,
 }
 
+/// How long the engine sleeps when requests wait and none may run.
+const HELD: Duration = Duration::from_millis(2);
+
 impl Loop {
     fn new(rank: Rank, shared: Arc<Shared>, receiver: Receiver<Message>) -> Self {
-        let active = (0..rank.core.capacity().slots).map(|_| None).collect();
-        Self { rank, shared, receiver, waiting: VecDeque::new(), active, stop: false }
+        let slots = rank.core.capacity().slots;
+        Self {
+            rank,
+            shared,
+            receiver,
+            waiting: VecDeque::new(),
+            active: (0..slots).map(|_| None).collect(),
+            admitted: vec![0; slots],
+            born: Instant::now(),
+            round: 0,
+            last: Report::default(),
+            stop: false,
+        }
     }
 
     fn stats(&self) -> MutexGuard<'_, EngineStats> {
@@ -194,16 +245,22 @@ impl Loop {
     }
 
     fn run(mut self) {
+        let mut held = false;
         while !self.stop {
-            self.receive();
+            self.receive(held);
             if self.stop {
                 break;
             }
-            let plan = self.plan();
-            if plan == Plan::default() {
-                continue;
-            }
-            if let Err(reason) = self.round(plan) {
+            let ran = match self.plan() {
+                Ok(plan) if plan.is_idle() => {
+                    held = true;
+                    continue;
+                }
+                Ok(plan) => self.round(plan),
+                Err(error) => Err(error.to_string()),
+            };
+            held = false;
+            if let Err(reason) = ran {
                 self.stats().fatal.get_or_insert(reason);
                 break;
             }
@@ -211,89 +268,47 @@ impl Loop {
         self.shut();
     }
 
-    /// Takes in what has arrived; sleeps when there is nothing else to do.
-    fn receive(&mut self) {
+    /// Takes in what has arrived; sleeps when there is nothing else to do, shortly when requests are held back.
+    fn receive(&mut self, held: bool) {
         let idle = self.waiting.is_empty() && self.active.iter().all(Option::is_none);
-        let first = if idle { self.receiver.recv().ok() } else { None };
+        let first = match (idle, held) {
+            (true, _) => self.receiver.recv().ok(),
+            (false, true) => self.receiver.recv_timeout(HELD).ok(),
+            (false, false) => None,
+        };
         if idle && first.is_none() {
             self.stop = true;
         }
-        for message in first.into_iter().chain(self.receiver.try_iter()) {
+        let arrived: Vec<Message> = first.into_iter().chain(self.receiver.try_iter()).collect();
+        for message in arrived {
             match message {
-                Message::Job(job) => self.waiting.push_back(*job),
+                Message::Job(job) => self.arrive(*job),
                 Message::Stop => self.stop = true,
             }
         }
     }
 
-    /// The bare policy: first come, first served; one prompt piece a round; everything that decodes, decodes.
-    fn plan(&mut self) -> Plan {
-        let mut plan = Plan::default();
-        for slot in 0..self.active.len() {
-            let gone = |a: &Active| a.job.cancel.load(Ordering::Acquire);
-            if self.active[slot].as_ref().is_some_and(gone) {
-                plan.cancels.push(slot);
-                self.finish(slot, Finish::Cancelled);
+    /// Queues a request, once the arithmetic of its knobs is known.
+    fn arrive(&mut self, mut job: Job) {
+        match self.rank.core.tag(&job.knobs) {
+            Ok(tag) => {
+                job.tag = Some(tag);
+                self.waiting.push_back(job);
             }
-        }
-        self.drop_cancelled();
-        for slot in 0..self.active.len() {
-            if self.active[slot].is_none()
-                && let Some(job) = self.waiting.pop_front()
-            {
-                plan.admissions.push(self.admit(slot, job));
-            }
-        }
-        let prefilling = |a: &Option<Active>| a.as_ref().is_some_and(|a| a.first.is_none());
-        let oldest = (0..self.active.len())
-            .filter(|&s| prefilling(&self.active[s]))
-            .min_by_key(|&s| self.active[s].as_ref().map(|a| a.started));
-        if let Some(slot) = oldest {
-            plan.pieces.push(Piece { slot, tokens: self.rank.options().prefill_rows });
-        }
-        plan.decode = (0..self.active.len())
-            .filter(|&s| self.active[s].is_some() && !prefilling(&self.active[s]))
-            .collect();
-        self.gauges();
-        plan
-    }
-
-    /// Requests whose client left before they got a slot.
-    fn drop_cancelled(&mut self) {
-        let (gone, kept): (VecDeque<Job>, VecDeque<Job>) =
-            self.waiting.drain(..).partition(|j| j.cancel.load(Ordering::Acquire));
-        self.waiting = kept;
-        self.gauges();
-        for job in gone {
-            self.stats().requests += 1;
-            let stats =
-                RequestStats { queued_s: job.submitted.elapsed().as_secs_f64(), ..RequestStats::default() };
-            let _ = job.events.send(Event::Done { finish: Finish::Cancelled, stats });
+            Err(error) => self.refuse(job, EngineError::Failed(error.to_string())),
         }
     }
 
-    fn admit(&mut self, slot: usize, job: Job) -> Admission {
-        let r = &job.request;
-        let seed = r.sampling.seed.unwrap_or_else(|| derived_seed(&r.ids));
-        let admission = Admission {
-            slot,
-            ids: r.ids.clone(),
-            temperature: r.sampling.temperature,
-            top_k: r.sampling.top_k,
-            top_p: r.sampling.top_p,
-            min_p: r.sampling.min_p,
-            seed,
-            max_tokens: r.max_tokens,
-            stop_ids: r.stop_ids.clone(),
-            draft: r.draft,
-            logprobs: r.logprobs,
-            thinking: r.thinking,
-            attachments: Admission::pack(&r.attachments),
-        };
-        let queued_s = job.submitted.elapsed().as_secs_f64();
-        let stats = RequestStats { queued_s, slot, seed, ..RequestStats::default() };
-        self.active[slot] = Some(Active { job, started: Instant::now(), first: None, absorbed: 0, stats });
-        admission
+    /// Ends a request that never had a slot.
+    fn refuse(&mut self, job: Job, error: EngineError) {
+        {
+            let mut stats = self.stats();
+            stats.requests += 1;
+            stats.errors += 1;
+        }
+        self.gauges();
+        self.told(&job, "error", &[], &mut RequestStats::default());
+        let _ = job.events.send(Event::Error(error));
     }
 
     fn gauges(&self) {
@@ -310,86 +325,18 @@ impl Loop {
         let order = Order::Round(plan);
         self.rank.order(&order).map_err(|e| e.to_string())?;
         let Order::Round(plan) = order else { return Ok(()) };
-        let outcomes = match self.rank.round(plan) {
-            Ok(outcomes) => outcomes,
+        let report = match self.rank.round(plan) {
+            Ok(report) => report,
             Err(error) => return Err(self.rank.give_up(error).to_string()),
         };
         self.stats().rounds += u64::from(decodes);
-        for (slot, outcome) in outcomes {
-            self.apply(slot, outcome);
+        for (slot, outcome) in &report.outcomes {
+            self.apply(*slot, outcome.clone());
         }
+        self.last = report;
+        self.figures();
         self.gauges();
         Ok(())
-    }
-
-    fn apply(&mut self, slot: usize, outcome: Outcome) {
-        let Some(active) = &mut self.active[slot] else { return };
-        match outcome {
-            Outcome::Absorbed(done) => {
-                active.absorbed = done;
-                let total = active.job.request.ids.len();
-                let _ = active.job.events.send(Event::Prefill { done, total });
-            }
-            Outcome::Tokens { tokens, logprobs, drafted, shared, end } => {
-                if active.first.is_none() {
-                    active.first = Some(Instant::now());
-                    active.stats.prefill_s = active.started.elapsed().as_secs_f64();
-                    let total = active.job.request.ids.len();
-                    let _ = active.job.events.send(Event::Prefill { done: total, total });
-                } else {
-                    active.stats.rounds += 1;
-                    active.stats.drafted += drafted;
-                    active.stats.accepted += tokens.len().saturating_sub(1);
-                    active.stats.batched_rounds += usize::from(shared > 1);
-                }
-                if !logprobs.is_empty() {
-                    let _ = active.job.events.send(Event::Logprobs(logprobs));
-                }
-                let (count, accepted) = (tokens.len() as u64, tokens.len().saturating_sub(1) as u64);
-                if active.job.events.send(Event::Tokens(tokens)).is_err() {
-                    active.job.cancel.store(true, Ordering::Release);
-                }
-                let mut stats = self.stats();
-                stats.completion_tokens += count;
-                stats.drafted += drafted as u64;
-                stats.accepted += accepted;
-                drop(stats);
-                match end {
-                    Some(End::Stop) => self.finish(slot, Finish::Stop),
-                    Some(End::Length) => self.finish(slot, Finish::Length),
-                    None => {}
-                }
-            }
-            Outcome::Failed(message) => {
-                if let Some(active) = self.active[slot].take() {
-                    {
-                        let mut stats = self.stats();
-                        stats.requests += 1;
-                        stats.errors += 1;
-                    }
-                    self.gauges();
-                    let _ = active.job.events.send(Event::Error(EngineError::Failed(message)));
-                }
-            }
-        }
-    }
-
-    fn finish(&mut self, slot: usize, finish: Finish) {
-        let Some(mut active) = self.active[slot].take() else { return };
-        if let Some(first) = active.first {
-            active.stats.decode_s = first.elapsed().as_secs_f64();
-        }
-        {
-            let mut stats = self.stats();
-            stats.requests += 1;
-            stats.prompt_tokens += active.job.request.ids.len() as u64;
-            stats.cached_tokens += active.stats.cached_tokens as u64;
-            stats.prefill_s += active.stats.prefill_s;
-            stats.decode_s += active.stats.decode_s;
-        }
-        // Before the last event, so that whoever has it sees the slot free.
-        self.gauges();
-        let _ = active.job.events.send(Event::Done { finish, stats: active.stats });
     }
 
     /// Tells everybody who waits that it is over.

@@ -8,6 +8,8 @@ pub struct Exchanged {
     pub failed: Vec<usize>,
     /// Per wanted row, all ranks' candidates.
     pub rows: Vec<Vec<(f32, u32)>>,
+    /// Riders' words of all ranks, in rank order.
+    pub riders: Vec<u32>,
 }
 
 /// A failure of the exchange itself: the ranks are not in step any more.
@@ -35,22 +37,24 @@ const HEADER: usize = 12;
 
 /// Shares this rank's outcome and candidates of a forward with all ranks.
 ///
+/// `riders`: words of plugins that travel along, as many on every rank.
+///
 /// # Errors
 /// The transport, or ranks out of step.
-pub fn exchange(core: &mut Core, forward: &Forward) -> Result<Exchanged, ExchangeError> {
+pub fn exchange(core: &mut Core, forward: &Forward, riders: &[u32]) -> Result<Exchanged, ExchangeError> {
     let rows = forward.out_rows();
     let mine = candidates(core, forward, rows);
     let Some(comm) = core.comm().cloned() else {
         let failed = if forward.failure.is_some() { vec![0] } else { Vec::new() };
-        return Ok(Exchanged { failed, rows: mine });
+        return Ok(Exchanged { failed, rows: mine, riders: riders.to_vec() });
     };
     let ranks = core.split().ranks;
     // Shares of the vocabulary differ by at most one, and with them the number of candidates: all send the widest.
     let width = forward.candidates(core.config().vocab_size.div_ceil(ranks));
-    let message = encode(forward, &mine, rows, width);
+    let message = encode(forward, &mine, rows, width, riders);
     let mut all = vec![0; message.len() * ranks];
     comm.gather(&message, &mut all)?;
-    decode(ranks, &all, message.len(), rows, width)
+    decode(ranks, &all, message.len(), rows, width, riders.len())
 }
 
 fn candidates(core: &mut Core, forward: &Forward, rows: usize) -> Vec<Vec<(f32, u32)>> {
@@ -66,10 +70,11 @@ fn candidates(core: &mut Core, forward: &Forward, rows: usize) -> Vec<Vec<(f32, 
     pairs.chunks(width.max(1)).map(<[_]>::to_vec).collect()
 }
 
-fn encode(forward: &Forward, mine: &[Vec<(f32, u32)>], rows: usize, width: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER + rows * width * 8);
+fn encode(forward: &Forward, mine: &[Vec<(f32, u32)>], rows: usize, width: usize, riders: &[u32]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER + riders.len() * 4 + rows * width * 8);
     out.extend(u32::from(forward.failure.is_some()).to_le_bytes());
     out.extend(forward.collectives.to_le_bytes());
+    riders.iter().for_each(|word| out.extend(word.to_le_bytes()));
     for row in 0..rows {
         for i in 0..width {
             let (value, id) =
@@ -93,8 +98,11 @@ fn decode(
     size: usize,
     rows: usize,
     width: usize,
+    riders: usize,
 ) -> Result<Exchanged, ExchangeError> {
     let mut failed = Vec::new();
+    let mut words = Vec::with_capacity(riders * ranks);
+    let head = HEADER + riders * 4;
     let mut merged = vec![Vec::with_capacity(width * ranks); rows];
     let mut ours = 0;
     for (rank, part) in all.chunks(size).enumerate() {
@@ -107,7 +115,8 @@ fn decode(
         if u32::from_le_bytes(word(part)) != 0 {
             failed.push(rank);
         }
-        for (row, list) in part[HEADER..].chunks((width * 8).max(1)).zip(&mut merged) {
+        words.extend(part[HEADER..head].chunks(4).map(|w| u32::from_le_bytes(word(w))));
+        for (row, list) in part[head..].chunks((width * 8).max(1)).zip(&mut merged) {
             for pair in row.chunks(8) {
                 let value = f32::from_le_bytes(word(pair));
                 if value != f32::NEG_INFINITY {
@@ -116,5 +125,5 @@ fn decode(
             }
         }
     }
-    Ok(Exchanged { failed, rows: merged })
+    Ok(Exchanged { failed, rows: merged, riders: words })
 }

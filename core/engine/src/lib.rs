@@ -3,7 +3,6 @@
 pub mod checkpoint;
 pub mod config;
 pub mod core;
-pub mod drafts;
 pub mod engine;
 pub mod exchange;
 pub mod hooks;
@@ -19,5 +18,6 @@ pub mod sampling;
 pub mod service;
 pub mod split;
 pub mod state;
+pub mod transport;
 pub mod vision;
 pub mod weights;

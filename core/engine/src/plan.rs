@@ -1,5 +1,6 @@
 //! What rank 0 tells the others: plans of rounds, and requests for a trace.
 
+use plugfold_abi::KnobValue;
 use serde::{Deserialize, Serialize};
 
 use crate::service::{Attachment, Sampling, ThinkingBudget};
@@ -33,6 +34,39 @@ pub struct Admission {
     pub thinking: Option<ThinkingBudget>,
     /// (first position, rows) of image rows.
     pub attachments: Vec<(usize, Vec<f32>)>,
+    /// Number of the request.
+    pub request: u64,
+    /// Every request knob, by number.
+    pub knobs: Vec<KnobValue>,
+    /// Draft policy asked for; empty for the server's own.
+    pub policy: String,
+    /// Bytes of plugins, by name.
+    pub blobs: Vec<(String, Vec<u8>)>,
+    /// Where its prefill begins.
+    pub resume: Resume,
+    /// Positions at which its prefill leaves snapshots, ascending.
+    pub marks: Vec<usize>,
+}
+
+/// Where a prefill begins.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Resume {
+    /// At the first token.
+    #[default]
+    Fresh,
+    /// After a snapshot of so many tokens that the slot keeps.
+    Slot(usize),
+    /// After what a store holds.
+    Store {
+        /// Index of the store.
+        store: usize,
+        /// Its number for it.
+        ticket: u64,
+        /// Tokens.
+        length: usize,
+        /// The store's digest on rank 0.
+        digest: u64,
+    },
 }
 
 impl Admission {
@@ -65,6 +99,10 @@ pub struct Piece {
 /// One round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
+    /// Number of the round.
+    pub round: u64,
+    /// Bytes of plugins: index of the section, bytes.
+    pub sections: Vec<(usize, Vec<u8>)>,
     /// Slots whose sequences end now.
     pub cancels: Vec<usize>,
     /// Sequences that begin.
@@ -73,6 +111,17 @@ pub struct Plan {
     pub pieces: Vec<Piece>,
     /// Slots that decode, in slot order.
     pub decode: Vec<usize>,
+}
+
+impl Plan {
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.cancels.is_empty()
+            && self.admissions.is_empty()
+            && self.pieces.is_empty()
+            && self.decode.is_empty()
+            && self.sections.is_empty()
+    }
 }
 
 /// A control message of rank 0.

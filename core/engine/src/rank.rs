@@ -4,15 +4,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use plugfold_abi::{CommObject, Phase};
+use plugfold_abi::Phase;
+use plugfold_abi::points::{Limits, LimitsLink};
 use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, Want};
-use crate::drafts::Drafter;
+use crate::hooks::HookError;
+use crate::hooks::Hooks;
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
-use crate::rounds::{Outcome, RoundError, Rounds};
+use crate::rounds::{Report, RoundError, Rounds};
 use crate::split::Split;
+use crate::transport;
 
 /// Settings that every rank must be started with alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +32,8 @@ pub struct Options {
     pub prefill_rows: usize,
     /// Load weights that are not numbers.
     pub allow_nan: bool,
+    /// Name of the transport of collectives; `None`: the built-in one, over TCP.
+    pub transport: Option<String>,
 }
 
 impl Options {
@@ -41,6 +46,7 @@ impl Options {
             window_rows: 8,
             prefill_rows: 64,
             allow_nan: false,
+            transport: None,
         }
     }
 }
@@ -63,6 +69,9 @@ pub enum StartError {
     /// Settings that make no sense.
     #[error("{0}")]
     Options(String),
+    /// A plugin.
+    #[error(transparent)]
+    Hook(#[from] HookError),
     /// A control message that cannot be read: the ranks run different builds.
     #[error("rank 0 sent a message that this build cannot read ({0}): start all ranks from one build")]
     Message(String),
@@ -79,6 +88,8 @@ pub struct Rank {
     pub world: World,
     /// Running sequences.
     pub rounds: Rounds,
+    /// Sizes in force, after all plugins had their say.
+    pub limits: Limits,
     options: Options,
 }
 
@@ -102,15 +113,22 @@ impl Rank {
         if options.prefill_rows == 0 {
             return Err(StartError::Options("prefill rows must be at least 1".into()));
         }
+        let hooks = core_options.hooks.clone();
+        let lines = core_options.lines.clone();
+        let limits = raised(options, &hooks)?;
+        let mut options = options.clone();
+        options.slots = limits.slots as usize;
+        options.window_rows = limits.window_rows as usize;
+        options.prefill_rows = limits.prefill_rows as usize;
         let core_options = CoreOptions {
-            context: options.context,
+            context: options.context.map(|_| limits.context as usize),
             slots: options.slots,
             window_rows: options.window_rows,
             allow_nan: options.allow_nan,
             ..core_options
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
-        let comm = (world.ranks() > 1).then(|| Arc::new(CommObject::new(world.comm())));
+        let comm = transport::open(options.transport.as_deref(), &hooks, &world)?;
         let loaded = Core::load(&options.model, &core_options, ranks, comm);
         if world.ranks() > 1 {
             let mine = loaded.as_ref().err().map_or_else(String::new, ToString::to_string);
@@ -125,21 +143,16 @@ impl Rank {
             }
         }
         let mut core = loaded?;
-        digest(&mut core, options)?.compare(&world)?;
-        let rounds = Rounds::new(options.slots);
-        Ok(Self { core, world, rounds, options: options.clone() })
+        let mut digest = digest(&mut core, &options, &limits)?;
+        lines.iter().for_each(|(name, value)| digest.add(name.clone(), value));
+        digest.compare(&world)?;
+        let rounds = Rounds::new(&core, options.prefill_rows, limits.prefill_rows_max as usize)?;
+        Ok(Self { core, world, rounds, limits, options })
     }
 
     /// Settings in force.
     pub fn options(&self) -> &Options {
         &self.options
-    }
-
-    /// Sets the drafter; every rank must set the same.
-    #[must_use]
-    pub fn with_drafter(mut self, drafter: Option<Box<dyn Drafter>>) -> Self {
-        self.rounds.set_drafter(drafter);
-        self
     }
 
     /// A follower's life: runs what rank 0 orders until it says goodbye.
@@ -164,7 +177,7 @@ impl Rank {
     }
 
     /// Runs a plan on this rank; a panic in it becomes the reason that ends all ranks.
-    pub(crate) fn round(&mut self, plan: Plan) -> Result<Vec<(usize, Outcome)>, RoundError> {
+    pub(crate) fn round(&mut self, plan: Plan) -> Result<Report, RoundError> {
         let ran = catch_unwind(AssertUnwindSafe(|| self.rounds.run(&mut self.core, &self.world, plan)));
         ran.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
@@ -219,7 +232,35 @@ impl Rank {
     }
 }
 
-fn digest(core: &mut Core, options: &Options) -> Result<SettingsDigest, LoadError> {
+/// The sizes asked for, as plugins raise them.
+fn raised(options: &Options, hooks: &Hooks) -> Result<Limits, StartError> {
+    let mut limits = Limits {
+        context: options.context.map_or(0, |c| c as u32),
+        slots: options.slots as u32,
+        window_rows: options.window_rows as u32,
+        prefill_rows: options.prefill_rows as u32,
+        prefill_rows_max: options.prefill_rows as u32,
+        piece: options.prefill_rows as u32,
+    };
+    for h in &hooks.limits {
+        let before = limits;
+        h.call(|l| l.raise(&mut limits))?;
+        let fields =
+            |l: &Limits| [l.context, l.slots, l.window_rows, l.prefill_rows, l.prefill_rows_max, l.piece];
+        // The chunk size is a choice, not a bound: it may fall.
+        let lowered =
+            fields(&before).iter().zip(fields(&limits)).enumerate().any(|(i, (b, a))| i != 3 && a < *b);
+        if lowered || limits.prefill_rows == 0 || limits.prefill_rows > limits.prefill_rows_max {
+            return Err(StartError::Options(format!(
+                "plugin {} lowers a limit or leaves chunks over the largest: {before:?} became {limits:?}",
+                h.owner
+            )));
+        }
+    }
+    Ok(limits)
+}
+
+fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<SettingsDigest, LoadError> {
     let mut digest = SettingsDigest::default();
     digest.add("engine", env!("CARGO_PKG_VERSION"));
     digest.add("device class", "cpu");
@@ -230,8 +271,20 @@ fn digest(core: &mut Core, options: &Options) -> Result<SettingsDigest, LoadErro
     digest.add("slots", &capacity.slots);
     digest.add("window rows", &capacity.window_rows);
     digest.add("prefill rows", &options.prefill_rows);
+    digest.add("largest prefill chunk", &limits.prefill_rows_max);
+    digest.add("prompt piece", &limits.piece);
+    digest.add("transport", options.transport.as_deref().unwrap_or("built in"));
+    for (interface, owner) in core.hooks().list() {
+        digest.add(format!("hooks of kind {interface}"), owner);
+    }
+    for spec in core.hooks().knobs.specs.iter() {
+        digest.add(format!("request knob {}", spec.name), &format!("{:?}, {:?}", spec.effect, spec.fold));
+    }
     for f in core.cache_table().families() {
-        digest.add(format!("cache {} of {:?}", f.id, f.owner), &format!("{:?} x {} rows of {} bytes, {}", f.layers, f.rows, f.row_bytes, f.format));
+        digest.add(
+            format!("cache {} of {:?}", f.id, f.owner),
+            &format!("{:?} x {} rows of {} bytes, {}", f.layers, f.rows, f.row_bytes, f.format),
+        );
     }
     digest.add("reference arithmetic", plugfold_kernels::cpu::VERSION);
     let knobs = core.hooks().knobs.defaults.clone();

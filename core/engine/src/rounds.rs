@@ -1,19 +1,37 @@
 //! A round on one rank: the same on every rank, from the plan and what was exchanged alone.
 
-use plugfold_abi::Phase;
+mod agree;
+mod drafting;
+mod forwards;
+mod keep;
+mod prefill;
+mod window;
 
-use crate::core::{CommitError, Core, Forward, SeqRows, Want};
-use crate::drafts::Drafter;
-use crate::exchange::{ExchangeError, exchange};
-use crate::logprobs::{Ask, TokenLogprobs, logprobs};
-use crate::plan::{Admission, Piece, Plan};
+use std::sync::Arc;
+use std::time::Instant;
+
+use plugfold_abi::points::ObserverObject;
+use plugfold_abi::points::{Observer, Section, SequenceEvent, Store, interest};
+use plugfold_abi::{OpError, Slice};
+
+use crate::core::{CommitError, Core, LoadError, SequencesOf};
+use crate::exchange::ExchangeError;
+use crate::hooks::{HookError, Hooked, Hooks};
+use crate::knobs::Values;
+use crate::logprobs::TokenLogprobs;
+use crate::plan::{Admission, Plan, Resume};
 use crate::program::ResolveError;
 use crate::ranks::{RankError, World};
-use crate::sampling::{accept, best, candidates_needed, draw};
+use crate::sampling::draw;
+
+use drafting::Drafting;
+pub use keep::Kept;
 
 /// What happened to a slot in a round.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
+    /// The sequence has its slot, with so many tokens of its prompt resumed.
+    Begun(usize),
     /// Prompt rows were absorbed; so many are in.
     Absorbed(usize),
     /// New tokens. `drafted` of the window's rows were drafts.
@@ -24,6 +42,8 @@ pub enum Outcome {
         logprobs: Vec<TokenLogprobs>,
         /// Drafts that were verified.
         drafted: usize,
+        /// Who drafted them: index of the drafter.
+        drafter: Option<usize>,
         /// Sequences that shared the forward.
         shared: usize,
         /// Whether the reply is complete.
@@ -57,6 +77,12 @@ pub enum RoundError {
     /// A commit failed half way.
     #[error(transparent)]
     Commit(#[from] CommitError),
+    /// A snapshot or a tag.
+    #[error(transparent)]
+    State(#[from] LoadError),
+    /// A plugin's hook that all ranks must run alike.
+    #[error(transparent)]
+    Hook(#[from] HookError),
     /// An exchange inside the forward failed.
     #[error("{0}")]
     Forward(String),
@@ -65,6 +91,7 @@ pub enum RoundError {
 /// A running sequence, as every rank knows it.
 struct Running {
     admission: Admission,
+    knobs: Values,
     /// The last token drawn, not yet run through the model.
     pending: Option<u32>,
     generated: usize,
@@ -91,290 +118,231 @@ impl Running {
         }
         Some(tokens)
     }
+
+    /// Whether its states may be kept and resumed: drafts are on, and nothing but ids decides its rows.
+    fn resumable(&self) -> bool {
+        self.admission.draft && self.admission.attachments.is_empty()
+    }
+}
+
+/// What a round gave.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What happened to slots: admissions, pieces in plan order, then decoding slots.
+    pub outcomes: Vec<(usize, Outcome)>,
+    /// Seconds of the prompt pieces.
+    pub piece_s: f64,
+    /// Seconds of the windows, drafts included.
+    pub decode_s: f64,
 }
 
 /// All sequences of one rank.
 pub struct Rounds {
     running: Vec<Option<Running>>,
-    drafter: Option<Box<dyn Drafter>>,
-}
-
-/// One sequence's part of a forward that is about to run.
-struct Lane {
-    slot: usize,
-    tokens: Vec<u32>,
-    want: Want,
+    kept: Vec<Vec<Kept>>,
+    drafting: Drafting,
+    hooks: Arc<Hooks>,
+    observers: Vec<(Hooked<ObserverObject>, u32)>,
+    /// Failures of hooks on this rank since the ranks last agreed.
+    faults: Vec<(usize, String)>,
+    chunk: usize,
+    chunk_most: usize,
 }
 
 impl Rounds {
-    /// No sequences yet.
-    pub fn new(slots: usize) -> Self {
-        Self { running: (0..slots).map(|_| None).collect(), drafter: None }
+    /// No sequences yet. `chunk`: rows of a prefill chunk where no plugin says otherwise; `most`: of the largest.
+    ///
+    /// # Errors
+    /// A plugin that cannot say what it is.
+    pub fn new(core: &Core, chunk: usize, most: usize) -> Result<Self, HookError> {
+        let hooks = core.hooks().clone();
+        let slots = core.capacity().slots;
+        let mut observers = Vec::new();
+        for h in &hooks.observers {
+            observers.push((h.clone(), h.call(|o| o.interests())?));
+        }
+        Ok(Self {
+            running: (0..slots).map(|_| None).collect(),
+            kept: vec![Vec::new(); slots],
+            drafting: Drafting::new(&hooks, core.has_mtp(), slots)?,
+            hooks,
+            observers,
+            faults: Vec::new(),
+            chunk,
+            chunk_most: most.max(chunk),
+        })
     }
 
-    /// Sets the drafter, the same on every rank.
-    pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
-        self.drafter = drafter;
+    /// Names of the drafters, by index.
+    pub fn drafters(&self) -> &[String] {
+        self.drafting.names()
     }
 
-    /// Runs a plan. Outcomes are in plan order: pieces, then decoding slots.
+    /// Whether some link of the draft policy knows a policy.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn accepts_policy(&self, policy: &str) -> Result<bool, HookError> {
+        self.drafting.accepts(policy)
+    }
+
+    /// Runs a plan.
     ///
     /// # Errors
     /// Only what ends the engine; a failed sequence is an outcome.
-    pub fn run(
-        &mut self,
-        core: &mut Core,
-        world: &World,
-        plan: Plan,
-    ) -> Result<Vec<(usize, Outcome)>, RoundError> {
+    pub fn run(&mut self, core: &mut Core, world: &World, plan: Plan) -> Result<Report, RoundError> {
+        for (index, bytes) in &plan.sections {
+            let Some(h) = self.hooks.sections.get(*index) else {
+                return Err(RoundError::Forward(format!(
+                    "a plan with section {index}, which no plugin here reads"
+                )));
+            };
+            h.call(|s| s.read(plan.round, Slice::from(&bytes[..])))?;
+        }
         for slot in plan.cancels {
-            self.end(slot);
+            self.end(core, slot);
         }
+        let mut out = Report::default();
         for admission in plan.admissions {
-            core.begin(admission.slot);
             let slot = admission.slot;
-            self.running[slot] = Some(Running { admission, pending: None, generated: 0, closed: false });
+            let outcome = self.admit(core, world, admission)?;
+            out.outcomes.push((slot, outcome));
         }
-        let mut out = Vec::new();
+        let started = Instant::now();
+        let mut rows = 0;
         for piece in plan.pieces {
-            out.push((piece.slot, self.prefill(core, world, piece)?));
+            let before = core.slot(piece.slot).len();
+            let outcome = self.prefill(core, world, piece)?;
+            rows += core.slot(piece.slot).len().saturating_sub(before);
+            out.outcomes.push((piece.slot, outcome));
         }
-        let lanes = self.lanes(core, &plan.decode);
-        if !lanes.is_empty() {
-            self.window(core, world, &lanes, &mut out)?;
+        out.piece_s = if rows > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
+        let started = Instant::now();
+        let (window_rows, decoded) = self.decode(core, world, &plan.decode, &mut out.outcomes)?;
+        out.decode_s = if decoded > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
+        if self.watched(interest::ROUND) {
+            let done = plugfold_abi::points::RoundDone {
+                round: plan.round,
+                prefill_rows: rows as u32,
+                decoded: decoded as u32,
+                window_rows: window_rows as u32,
+                kept: kept_tokens(&out.outcomes),
+            };
+            self.observe(interest::ROUND, |o| o.round(&done));
         }
         Ok(out)
     }
 
-    fn end(&mut self, slot: usize) {
-        self.running[slot] = None;
-        if let Some(drafter) = &mut self.drafter {
-            drafter.forget(slot, 0);
-        }
-    }
-
-    fn prefill(&mut self, core: &mut Core, world: &World, piece: Piece) -> Result<Outcome, RoundError> {
-        let Some(running) = &self.running[piece.slot] else {
-            return Ok(Outcome::Failed("no such sequence".into()));
-        };
-        let start = core.slot(piece.slot).len();
-        let ids = &running.admission.ids;
-        let end = (start + piece.tokens).min(ids.len());
-        let last = end == ids.len();
-        let hidden = core.config().hidden_size;
-        let embeds = embeds(&running.admission, start, end, hidden);
-        let rows = [SeqRows {
-            slot: piece.slot,
-            tokens: &ids[start..end],
-            want: if last { Want::Last } else { Want::Nothing },
-            embeds: &embeds,
-        }];
-        let candidates = candidates(core, std::iter::once(&running.admission));
-        let forward = core.forward(Phase::Prefill, &rows, last.then_some(candidates), false)?;
-        let mut found = match settle(core, world, &forward)? {
-            Ok(found) => found,
-            Err(message) => {
-                self.end(piece.slot);
-                return Ok(Outcome::Failed(message));
-            }
-        };
-        if !last {
-            core.commit(&forward, &[end - start])?;
-            return Ok(Outcome::Absorbed(end));
-        }
-        let mut taken = vec![self.take(piece.slot, end, &mut found, 0, &[], 1)];
-        tell(core, &forward, &mut taken)?;
-        core.commit(&forward, &[end - start])?;
-        Ok(taken.remove(0).outcome)
-    }
-
-    /// The windows of the decoding slots: the pending token and its drafts.
-    fn lanes(&mut self, core: &Core, slots: &[usize]) -> Vec<Lane> {
-        let window = core.capacity().window_rows;
-        let mut lanes = Vec::new();
-        for &slot in slots {
-            let Some(running) = &self.running[slot] else { continue };
-            let Some(pending) = running.pending else { continue };
-            let mut tokens = vec![pending];
-            // Drafts beyond the budget or the slot's end could never be emitted.
-            let left = running.admission.max_tokens - running.generated;
-            let room = core.capacity().tokens - core.slot(slot).len();
-            let budget = (window - 1).min(left.saturating_sub(1)).min(room.saturating_sub(1));
-            if let Some(drafter) = self.drafter.as_mut().filter(|_| running.admission.draft && budget > 0) {
-                let mut ids = core.slot(slot).ids.clone();
-                ids.push(pending);
-                let vocab = core.config().vocab_size as u32;
-                let drafts = drafter.propose(slot, &ids, budget);
-                tokens.extend(drafts.into_iter().take(budget).take_while(|&id| id < vocab));
-            }
-            lanes.push(Lane { slot, tokens, want: Want::All });
-        }
-        lanes
-    }
-
-    fn window(
-        &mut self,
-        core: &mut Core,
-        world: &World,
-        lanes: &[Lane],
-        out: &mut Vec<(usize, Outcome)>,
-    ) -> Result<(), RoundError> {
-        let rows: Vec<SeqRows<'_>> = lanes
-            .iter()
-            .map(|l| SeqRows { slot: l.slot, tokens: &l.tokens, want: l.want, embeds: &[] })
-            .collect();
-        let admissions = lanes.iter().filter_map(|l| self.running[l.slot].as_ref()).map(|r| &r.admission);
-        let candidates = candidates(core, admissions);
-        let forward = core.forward(Phase::Window, &rows, Some(candidates), false)?;
-        let mut found = match settle(core, world, &forward)? {
-            Ok(found) => found,
-            // Nothing was committed: alone, the sequences that are not at fault go on.
-            Err(_) if lanes.len() > 1 => {
-                return lanes.iter().try_for_each(|l| self.window(core, world, std::slice::from_ref(l), out));
-            }
-            Err(message) => {
-                self.end(lanes[0].slot);
-                out.push((lanes[0].slot, Outcome::Failed(message)));
-                return Ok(());
-            }
-        };
-        let mut taken = Vec::with_capacity(lanes.len());
-        let mut first = 0;
-        for lane in lanes {
-            let start = core.slot(lane.slot).len();
-            let (rows, at) = (&mut found[first..first + lane.tokens.len()], first);
-            first += lane.tokens.len();
-            taken.push(self.take(lane.slot, start + 1, rows, at, &lane.tokens[1..], lanes.len()));
-        }
-        tell(core, &forward, &mut taken)?;
-        let keeps: Vec<usize> = taken.iter().map(|t| t.keep).collect();
-        core.commit(&forward, &keeps)?;
-        out.extend(lanes.iter().zip(taken).map(|(lane, t)| (lane.slot, t.outcome)));
-        if let Some(drafter) = &mut self.drafter {
-            for lane in lanes {
-                drafter.forget(lane.slot, core.slot(lane.slot).len());
-            }
-        }
-        Ok(())
-    }
-
-    /// Draws a sequence's tokens from its rows, the first for `position`. `first` is its first wanted row's place.
-    fn take(
-        &mut self,
-        slot: usize,
-        position: usize,
-        rows: &mut [Vec<(f32, u32)>],
-        first: usize,
-        drafts: &[u32],
-        shared: usize,
-    ) -> Taken {
-        let Some(running) = &mut self.running[slot] else {
-            return Taken::failed("no such sequence".into());
-        };
-        let admission = &running.admission;
-        // Drawing cuts the rows down to what may be drawn.
-        let told: Vec<_> = match admission.logprobs {
-            Some(top) => rows.iter().map(|row| best(row, top.max(1) as usize)).collect(),
-            None => Vec::new(),
-        };
-        let Some(drawn) = running.draw(rows, position) else {
-            self.end(slot);
-            let message = format!(
-                "no logit of the row before position {position} is a number: look for broken weights"
-            );
-            return Taken::failed(message);
-        };
-        let keep = accept(&drawn, drafts, &admission.stop_ids);
-        let mut tokens = drawn[..keep].to_vec();
-        tokens.truncate(admission.max_tokens - running.generated);
-        running.generated += tokens.len();
-        running.pending = tokens.last().copied();
-        running.closed |= admission.thinking.is_some_and(|budget| tokens.contains(&budget.close));
-        let top = admission.logprobs.unwrap_or(0) as usize;
-        let asks = told.into_iter().zip(&tokens).enumerate();
-        let asks = asks.map(|(i, (best, token))| Ask { row: first + i, token: *token, best, top }).collect();
-        let stopped = tokens.last().is_some_and(|t| admission.stop_ids.contains(t));
-        let end = if stopped {
-            Some(End::Stop)
+    /// Gives a sequence its slot and resumes what its plan says. What one rank cannot resume, none does.
+    fn admit(&mut self, core: &mut Core, world: &World, admission: Admission) -> Result<Outcome, RoundError> {
+        let slot = admission.slot;
+        let knobs: Values = if admission.knobs.is_empty() {
+            core.hooks().knobs.defaults.clone()
         } else {
-            (running.generated >= admission.max_tokens).then_some(End::Length)
+            admission.knobs.clone().into()
         };
-        if end.is_some() {
-            self.end(slot);
+        let begun = core.begin_with(slot, knobs.clone());
+        self.note(slot, begun);
+        let resumed = self.resume(core, world, &admission)?;
+        let ids = Slice::from(&admission.ids[..]);
+        for h in &self.hooks.stores {
+            let told = h.call(|s| s.overwritten(slot as u32, resumed as u32));
+            if let Err(error) = told {
+                self.faults.push((slot, error.to_string()));
+            }
         }
-        let outcome = Outcome::Tokens { tokens, logprobs: Vec::new(), drafted: drafts.len(), shared, end };
-        Taken { keep, outcome, asks }
-    }
-}
-
-/// What a sequence takes from a forward.
-struct Taken {
-    /// Rows to keep.
-    keep: usize,
-    outcome: Outcome,
-    /// Rows whose log probabilities are wanted, one a token.
-    asks: Vec<Ask>,
-}
-
-impl Taken {
-    fn failed(message: String) -> Self {
-        Self { keep: 1, outcome: Outcome::Failed(message), asks: Vec::new() }
-    }
-}
-
-/// Adds the log probabilities that are asked for, while the forward's logits are there.
-fn tell(core: &mut Core, forward: &Forward, taken: &mut [Taken]) -> Result<(), ExchangeError> {
-    let asks: Vec<Ask> = taken.iter().flat_map(|t| t.asks.iter().cloned()).collect();
-    let mut told = logprobs(core, forward, &asks)?.into_iter();
-    for t in taken {
-        if let Outcome::Tokens { logprobs, .. } = &mut t.outcome {
-            logprobs.extend(told.by_ref().take(t.asks.len()));
+        if admission.draft {
+            let told = self.drafting.begun(slot, ids, resumed, &knobs);
+            self.note(slot, told);
         }
-    }
-    Ok(())
-}
-
-/// Candidates that the most demanding of the sequences needs.
-fn candidates<'a>(core: &Core, admissions: impl Iterator<Item = &'a Admission>) -> usize {
-    let vocab = core.config().vocab_size;
-    let need = |a: &Admission| {
-        let drawn = candidates_needed(&a.sampling()).unwrap_or(vocab);
-        drawn.max(a.logprobs.unwrap_or(0) as usize)
-    };
-    let need = admissions.map(need).max();
-    need.unwrap_or(1).min(vocab)
-}
-
-/// Per row of a piece, the image row that replaces its embedding.
-fn embeds(admission: &Admission, start: usize, end: usize, hidden: usize) -> Vec<Option<&[f32]>> {
-    if admission.attachments.is_empty() {
-        return Vec::new();
-    }
-    let row = |position: usize| {
-        admission.attachments.iter().find_map(|(at, rows)| {
-            let i = position.checked_sub(*at)?;
-            rows.get(i * hidden..(i + 1) * hidden)
+        let event = SequenceEvent::Begun {
+            request: admission.request,
+            ids,
+            resumed: resumed as u32,
+            knobs: Slice::from(&knobs[..]),
+        };
+        self.observe(interest::SEQUENCE, |o| o.sequence(slot as u32, &event));
+        self.running[slot] = Some(Running { admission, knobs, pending: None, generated: 0, closed: false });
+        Ok(match self.agree(core, world, "admission")?.into_iter().find(|(s, _)| *s == slot) {
+            Some((_, message)) => Outcome::Failed(message),
+            None => Outcome::Begun(resumed),
         })
-    };
-    (start..end).map(row).collect()
+    }
+
+    fn resume(&mut self, core: &mut Core, world: &World, admission: &Admission) -> Result<usize, RoundError> {
+        let slot = admission.slot;
+        let done = match &admission.resume {
+            Resume::Fresh => return Ok(0),
+            Resume::Slot(length) => {
+                let found =
+                    self.kept[slot].iter().find(|k| k.resumes(&admission.ids) == Some(*length)).cloned();
+                match found {
+                    Some(kept) => core.restore(&kept.snapshot)?,
+                    None => false,
+                }
+            }
+            Resume::Store { store, ticket, digest, .. } => {
+                let Some(h) = self.hooks.stores.get(*store) else {
+                    return Err(RoundError::Forward(format!(
+                        "a plan with store {store}, which is not loaded here"
+                    )));
+                };
+                let mine = h.call(|s| s.digest())?;
+                if mine != *digest {
+                    return Err(RoundError::Hook(h.named(&OpError::fatal(format!(
+                        "its index differs between ranks: {mine:016x} here, {digest:016x} on rank 0"
+                    )))));
+                }
+                let sequences = SequencesOf::new(core);
+                let lent = plugfold_abi::points::SequencesObject::lend(&sequences);
+                let ran = h.call(|s| s.resume(*ticket, slot as u32, &lent));
+                ran.unwrap_or_else(|error| {
+                    tracing::warn!("{error}: prefilling from the first token");
+                    false
+                })
+            }
+        };
+        let all = if world.ranks() > 1 { world.agree_all("resume", done)? } else { done };
+        if all {
+            return Ok(core.slot(slot).len());
+        }
+        core.begin_with(slot, core.slot(slot).knobs.clone())?;
+        Ok(0)
+    }
+
+    /// Frees a slot. What the slot keeps stays until another sequence overwrites it.
+    fn end(&mut self, core: &Core, slot: usize) {
+        let Some(running) = self.running[slot].take() else { return };
+        if running.admission.draft {
+            let told = self.drafting.ended(slot);
+            self.note(slot, told);
+        }
+        let event = SequenceEvent::Ended { length: core.slot(slot).len() as u32 };
+        self.observe(interest::SEQUENCE, |o| o.sequence(slot as u32, &event));
+    }
+
+    fn watched(&self, what: u32) -> bool {
+        self.observers.iter().any(|(_, wants)| wants & what != 0)
+    }
+
+    /// Tells observers; what they fail with is logged and changes nothing.
+    fn observe(&self, what: u32, tell: impl Fn(&ObserverObject) -> Result<(), OpError>) {
+        for (h, _) in self.observers.iter().filter(|(_, wants)| wants & what != 0) {
+            if let Err(error) = h.call(&tell) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
+    /// Remembers a hook that failed for a slot, until the ranks agree on it.
+    fn note(&mut self, slot: usize, told: Result<(), impl ToString>) {
+        if let Err(error) = told {
+            self.faults.push((slot, error.to_string()));
+        }
+    }
 }
 
-/// Exchanges a forward's outcome: each wanted row's candidates, or the message that all ranks end its sequences with.
-#[allow(clippy::type_complexity)]
-fn settle(
-    core: &mut Core,
-    world: &World,
-    forward: &Forward,
-) -> Result<Result<Vec<Vec<(f32, u32)>>, String>, RoundError> {
-    if let Some(failure) = forward.failure.as_ref().filter(|f| f.exchange) {
-        return Err(RoundError::Forward(failure.to_string()));
-    }
-    let exchanged = exchange(core, forward)?;
-    let Some(&first) = exchanged.failed.first() else { return Ok(Ok(exchanged.rows)) };
-    let mine = forward.failure.as_ref().map_or_else(String::new, ToString::to_string);
-    if world.ranks() == 1 {
-        return Ok(Err(mine));
-    }
-    let said = world.share("failure of a forward", first, mine.as_bytes())?;
-    Ok(Err(format!("rank {first}: {}", String::from_utf8_lossy(&said))))
+fn kept_tokens(outcomes: &[(usize, Outcome)]) -> u32 {
+    let of = |o: &Outcome| if let Outcome::Tokens { tokens, .. } = o { tokens.len() } else { 0 };
+    outcomes.iter().map(|(_, o)| of(o) as u32).sum()
 }

@@ -8,6 +8,7 @@ use std::sync::mpsc::Receiver;
 
 use serde::{Deserialize, Serialize};
 
+use crate::knobs::Values;
 use crate::logprobs::TokenLogprobs;
 
 /// How the next token is drawn at every position (see [`crate::sampling`]).
@@ -67,6 +68,36 @@ pub struct Request {
     pub logprobs: Option<u32>,
     /// Ends the reasoning; for prompts that end in an open think block.
     pub thinking: Option<ThinkingBudget>,
+    /// Every request knob, by number; `None`: the server's own values.
+    pub knobs: Option<Values>,
+    /// Draft policy; empty for the server's own.
+    pub policy: String,
+    /// Yields to other requests.
+    pub background: bool,
+    /// Bytes of plugins that go to all ranks, by name.
+    pub blobs: Vec<(String, Vec<u8>)>,
+    /// Facts of the front end for observers, a JSON object; empty for none.
+    pub facts: String,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            ids: Vec::new(),
+            attachments: Vec::new(),
+            sampling: Sampling::GREEDY,
+            max_tokens: 1,
+            stop_ids: Vec::new(),
+            draft: true,
+            logprobs: None,
+            thinking: None,
+            knobs: None,
+            policy: String::new(),
+            background: false,
+            blobs: Vec::new(),
+            facts: String::new(),
+        }
+    }
 }
 
 /// Why a reply ended.
@@ -103,6 +134,16 @@ pub struct RequestStats {
     pub slot: usize,
     /// The seed in force.
     pub seed: u64,
+    /// Prompt pieces.
+    pub pieces: usize,
+    /// Times it stepped aside for another request.
+    pub preempted: usize,
+    /// Drafts kept in each round, in order (the first 4,096 rounds).
+    pub keeps: Vec<u16>,
+    /// Who drafted: name of the drafter, rounds.
+    pub drafters: Vec<(String, usize)>,
+    /// Further fields, of plugins.
+    pub fields: serde_json::Map<String, serde_json::Value>,
 }
 
 /// What arrives while a request runs, in order: any number of `Prefill`, `Logprobs` and `Tokens`, then `Done` or `Error`.
@@ -182,6 +223,8 @@ pub struct ModelInfo {
     pub slots: usize,
     /// Ranks the model is split over.
     pub ranks: usize,
+    /// Names of the drafters.
+    pub drafters: Vec<String>,
 }
 
 /// Live totals, for `/health` and metrics.
@@ -213,6 +256,10 @@ pub struct EngineStats {
     pub prefill_s: f64,
     /// Seconds of decode of ended requests.
     pub decode_s: f64,
+    /// Requests that stepped aside for others.
+    pub preempted: u64,
+    /// Figures of stores: store, name, value.
+    pub stores: Vec<(String, String, f64)>,
     /// Set when the engine cannot go on (a rank died): the reason.
     pub fatal: Option<String>,
 }

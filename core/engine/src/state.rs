@@ -144,7 +144,8 @@ impl CacheTable {
 
     /// The view of a family in a layer.
     pub fn view(&self, family: &str, layer: u32) -> Option<CacheView> {
-        let found = self.stores.iter().find(|s| s.layer == layer && self.families[s.family].id.as_str() == family)?;
+        let found =
+            self.stores.iter().find(|s| s.layer == layer && self.families[s.family].id.as_str() == family)?;
         Some(self.view_of(found))
     }
 

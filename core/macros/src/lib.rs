@@ -25,9 +25,11 @@ pub fn build_id(_: TokenStream) -> TokenStream {
             return error(&format!("{} cannot be read", file.display()));
         };
         let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().into_owned();
-        hash = name.bytes().chain([0]).chain(bytes).fold(hash, |h, b| {
-            (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(5)
-        });
+        hash = name
+            .bytes()
+            .chain([0])
+            .chain(bytes)
+            .fold(hash, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(5));
         tracked.push_str(&format!("const _: &[u8] = include_bytes!({:?});", file.to_string_lossy()));
     }
     let code = format!("{{ {tracked} \"{hash:016x}\" }}");

@@ -7,11 +7,7 @@ use super::Fallible;
 use crate::OpError;
 
 /// Runs a hook; a panic becomes an error that names the hook.
-pub fn guard<R>(
-    interface: &str,
-    method: &str,
-    hook: impl FnOnce() -> Result<R, OpError>,
-) -> Fallible<R> {
+pub fn guard<R>(interface: &str, method: &str, hook: impl FnOnce() -> Result<R, OpError>) -> Fallible<R> {
     match catch_unwind(AssertUnwindSafe(hook)) {
         Ok(result) => result.into(),
         Err(panic) => Fallible::RErr(OpError::panicked(interface, method, &text(panic))),

@@ -37,7 +37,8 @@ impl Walk {
         if !self.seen.insert(name.clone()) {
             return;
         }
-        self.lines.insert(name.clone(), format!("{} bytes, aligned to {}", layout.size(), layout.alignment()));
+        self.lines
+            .insert(name.clone(), format!("{} bytes, aligned to {}", layout.size(), layout.alignment()));
         if let TLData::Enum(data) = layout.data() {
             let variants: Vec<&str> = data.variant_names_iter().collect();
             self.lines.insert(format!("{name} variants"), variants.join(", "));

@@ -142,7 +142,13 @@ impl Offer {
 
     /// Keeps the object for the rest of the process and gives a handle that many may hold (services between plugins).
     pub fn share(self) -> Shared {
-        let shared = Shared { interface: self.interface, version: self.version, layout: self.layout, this: self.this, table: self.table };
+        let shared = Shared {
+            interface: self.interface,
+            version: self.version,
+            layout: self.layout,
+            this: self.this,
+            table: self.table,
+        };
         std::mem::forget(self);
         shared
     }

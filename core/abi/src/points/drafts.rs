@@ -1,6 +1,6 @@
 //! Drafters propose, policies choose, the model decides. Nothing here can change a reply.
 
-use crate::{KnobValue, List, Maybe, Slice, Text, TextBuf};
+use crate::{KnobValue, List, Slice, Text, TextBuf};
 
 /// What a drafter needs of the model's forwards.
 #[repr(C)]
@@ -12,7 +12,8 @@ pub struct Wants {
     pub mtp_layer: bool,
 }
 
-/// Tokens that became part of a sequence: prompt rows, or the kept rows of a window.
+/// Tokens that became part of a sequence: prompt rows, or the kept rows of a window. What follows the last of them is not
+/// known yet: a drafter that pairs rows with the next token holds the last row back until it is asked or absorbs more.
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
 pub struct Absorbed<'a> {
@@ -22,8 +23,6 @@ pub struct Absorbed<'a> {
     pub start: u32,
     /// The tokens.
     pub tokens: Slice<'a, u32>,
-    /// The token that follows the last, where it is known already (the next prompt token, or the one drawn).
-    pub next: Maybe<u32>,
     /// `[tokens, hidden_size]`, where the drafter wants it.
     pub hidden: Slice<'a, f32>,
 }

@@ -15,32 +15,38 @@ mod store;
 mod transport;
 mod weights;
 
-pub use cache::{Family, FamilyInfo, Families, Owner, Sequences, SequencesObject, SequencesTable};
+pub use cache::{Families, Family, FamilyInfo, Owner, Sequences, SequencesObject, SequencesTable};
 pub use drafts::{
-    Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftCutTable, DraftPolicy, DraftPolicyObject, DraftPolicyTable,
-    Drafter, DrafterObject, DrafterTable, Forwards, ForwardsObject, ForwardsTable, HeadOut, HeadRows, NO_DRAFTER,
-    Observed, Proposal, Rule, SequenceFacts, Wants,
+    Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftCutTable, DraftPolicy, DraftPolicyObject,
+    DraftPolicyTable, Drafter, DrafterObject, DrafterTable, Forwards, ForwardsObject, ForwardsTable, HeadOut,
+    HeadRows, NO_DRAFTER, Observed, Proposal, Rule, SequenceFacts, Wants,
 };
-pub use observe::{BootPhase, Ended, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent, interest};
+pub use observe::{
+    BootPhase, Ended, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent, interest,
+};
 pub use plan::{
-    Mark, PieceChoice, PlanFacts, Planner, PlannerObject, PlannerTable, RequestFacts, SlotFacts, SpanChoice, SpanFacts,
-    Spans, SpansObject, SpansTable, Verdict,
+    Mark, PieceChoice, PlanFacts, Planner, PlannerObject, PlannerTable, RequestFacts, SlotFacts, SpanChoice,
+    SpanFacts, Spans, SpansObject, SpansTable, Verdict,
 };
 pub use request::{
-    Attachment, Document, DocumentObject, DocumentTable, PromptLink, PromptLinkObject, PromptLinkTable, Refusal,
-    Reply, ReplyLink, ReplyLinkObject, ReplyLinkTable, RequestLink, RequestLinkObject, RequestLinkTable, StreamLink,
-    StreamLinkObject, StreamLinkTable, StreamPiece, ToolCall,
+    Attachment, Document, DocumentObject, DocumentTable, PromptLink, PromptLinkObject, PromptLinkTable,
+    Refusal, Reply, ReplyLink, ReplyLinkObject, ReplyLinkTable, RequestLink, RequestLinkObject,
+    RequestLinkTable, StreamLink, StreamLinkObject, StreamLinkTable, StreamPiece, ToolCall,
 };
 pub use services::{Host, HostObject, HostTable, Level, Services, ServicesObject, ServicesTable};
 pub use setup::{
-    BatchFacts, FieldId, FieldPer, FieldSpec, Fields, FieldsObject, FieldsTable, LayoutLink, LayoutLinkObject,
-    LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, Words, WordsObject, WordsTable,
+    BatchFacts, FieldId, FieldPer, FieldSpec, Fields, FieldsObject, FieldsTable, LayoutLink,
+    LayoutLinkObject, LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, Words,
+    WordsObject, WordsTable,
 };
 pub use store::{
-    Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject, StoreOffer, StoreTable,
+    Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject, StoreOffer,
+    StoreTable,
 };
 pub use transport::{
-    Control, ControlObject, ControlTable, Rider, RiderObject, RiderTable, Section, SectionObject, SectionTable,
-    Transport, TransportObject, TransportTable,
+    Control, ControlObject, ControlTable, Rider, RiderObject, RiderTable, Section, SectionObject,
+    SectionTable, Transport, TransportObject, TransportTable,
 };
-pub use weights::{Source, SourceObject, SourceTable, TensorInfo, WeightLink, WeightLinkObject, WeightLinkTable};
+pub use weights::{
+    Source, SourceObject, SourceTable, TensorInfo, WeightLink, WeightLinkObject, WeightLinkTable,
+};

@@ -15,8 +15,8 @@ crate::interface! {
         fn patience_s(&self) -> f64;
         /// The reason for which all ranks end, once there is one: a transport's waits must look at it.
         fn ended(&self) -> TextBuf;
-        /// A folder that only this engine's ranks on this host know; empty where ranks are on several hosts.
-        fn rendezvous(&self) -> TextBuf;
+        /// Identity of this host, the same for all ranks that run on it.
+        fn host(&self) -> TextBuf;
         /// The built-in stream transport between ranks, for a transport that builds on it.
         fn streams(&self) -> CommObject;
     }

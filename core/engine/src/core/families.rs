@@ -27,7 +27,9 @@ fn changes(before: &Families, after: &Families) -> Vec<String> {
             ("layers", old.layers != f.layers),
             ("in_snapshot", old.in_snapshot != f.in_snapshot),
         ];
-        all.extend(fields.iter().filter(|(_, changed)| *changed).map(|(field, _)| format!("{name}: {field}")));
+        all.extend(
+            fields.iter().filter(|(_, changed)| *changed).map(|(field, _)| format!("{name}: {field}")),
+        );
     }
     let gone = before.all.iter().filter(|b| !after.all.iter().any(|f| key(f) == key(b)));
     all.extend(gone.map(|b| format!("{} of {:?}", b.id, b.owner)));
@@ -53,7 +55,8 @@ pub(super) fn laid_out(mut families: Families, hooks: &Hooks) -> Result<Families
             }
             set.insert(change, link.owner.to_string());
         }
-        if let Some(f) = families.all.iter().find(|f| f.row_bytes == 0 || f.row_bytes % 4 != 0 || f.rows == 0) {
+        if let Some(f) = families.all.iter().find(|f| f.row_bytes == 0 || f.row_bytes % 4 != 0 || f.rows == 0)
+        {
             return Err(LoadError::Layout(format!(
                 "plugin {} makes rows of cache family {} {} bytes ({} rows): give a multiple of 4, and at least one row",
                 link.owner, f.id, f.row_bytes, f.rows

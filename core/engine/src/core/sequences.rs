@@ -35,7 +35,8 @@ pub(super) fn save_parts(hooks: &Hooks, slot: u32) -> Result<Vec<u8>, HookError>
 /// Gives every part its record. One that is missing or of another version: the part begins anew, or, where it is needed,
 /// the snapshot is refused.
 pub(super) fn load_parts(hooks: &Hooks, slot: u32, bytes: &[u8]) -> Result<(), LoadError> {
-    let unreadable = |e: postcard::Error| LoadError::Layout(format!("the parts of a snapshot cannot be read: {e}"));
+    let unreadable =
+        |e: postcard::Error| LoadError::Layout(format!("the parts of a snapshot cannot be read: {e}"));
     let records: Vec<Record> =
         if bytes.is_empty() { Vec::new() } else { postcard::from_bytes(bytes).map_err(unreadable)? };
     for h in &hooks.parts {
@@ -66,11 +67,7 @@ impl<'a> SequencesOf<'a> {
     fn core(&self, slot: u32) -> Result<MutexGuard<'_, &'a mut Core>, OpError> {
         let core = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let slots = core.capacity.slots;
-        if (slot as usize) < slots {
-            Ok(core)
-        } else {
-            Err(OpError::new(format!("slot {slot} of {slots}")))
-        }
+        if (slot as usize) < slots { Ok(core) } else { Err(OpError::new(format!("slot {slot} of {slots}"))) }
     }
 }
 
@@ -88,7 +85,14 @@ impl Sequences for SequencesOf<'_> {
         Ok(self.core(slot)?.slots[slot as usize].len() as u32)
     }
 
-    fn gather(&self, slot: u32, family: u32, first: u32, rows: u32, out: &mut List<u8>) -> Result<(), OpError> {
+    fn gather(
+        &self,
+        slot: u32,
+        family: u32,
+        first: u32,
+        rows: u32,
+        out: &mut List<u8>,
+    ) -> Result<(), OpError> {
         let core = self.core(slot)?;
         let mut bytes = Vec::new();
         let done = core.caches.gather(slot, family as usize, first, rows, &mut bytes);
@@ -132,7 +136,8 @@ impl Sequences for SequencesOf<'_> {
         let floats: Vec<f32> = state.chunks_exact(4).map(number).collect();
         let mine = core.caches.copy_state(at).len();
         if floats.len() != mine || ids.len() > core.capacity.tokens {
-            let text = format!("a state of {} numbers at length {}, where {mine} are kept", floats.len(), ids.len());
+            let text =
+                format!("a state of {} numbers at length {}, where {mine} are kept", floats.len(), ids.len());
             return Err(OpError::new(text));
         }
         core.caches.put_state(at, &floats);

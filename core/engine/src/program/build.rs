@@ -3,8 +3,8 @@
 //! Read it beside the operation table of `plugfold_abi::ops`.
 
 use plugfold_abi::{
-    Base, Buffer, BufferId, DType, Extent, List, MAX_DIMS, MAX_PARAMS, Maybe, NO_LAYER, Operand, Program, Reach,
-    Shape, Span, Step, TextBuf,
+    Base, Buffer, BufferId, DType, Extent, List, MAX_DIMS, MAX_PARAMS, Maybe, NO_LAYER, Operand, Program,
+    Reach, Shape, Span, Step, TextBuf,
 };
 
 use crate::config::{Attention, Indexer, Mlp, ModelConfig};

@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use plugfold_abi::{
-    Addressing, CacheKind, CacheView, DType, MAX_CACHES, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand,
-    Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, Step, Text,
+    Addressing, CacheKind, CacheView, DType, MAX_CACHES, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError,
+    Operand, Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, Step,
+    Text,
 };
 
 use super::{Placement, ProgramError, check, check_placement, place};
@@ -273,9 +274,12 @@ impl Registry {
         let named = |error: OpError| HookError { owner: owner.into(), error };
         let op = provider.op().map_err(named)?.to_string();
         let name = provider.name().map_err(named)?;
-        let covers: Arc<[String]> = provider.covers().map_err(named)?.iter().map(ToString::to_string).collect();
+        let covers: Arc<[String]> =
+            provider.covers().map_err(named)?.iter().map(ToString::to_string).collect();
         if covers.len() > MAX_COVER || covers.first().is_some_and(|c| *c != op) {
-            let text = format!("provider {name} covers {covers:?}: give at most {MAX_COVER} operations, the first being {op}");
+            let text = format!(
+                "provider {name} covers {covers:?}: give at most {MAX_COVER} operations, the first being {op}"
+            );
             return Err(named(OpError::new(text)));
         }
         let entry = Entry {
@@ -342,7 +346,12 @@ impl Registry {
             let chosen = self.choose(&query)?.ok_or_else(|| ResolveError::NoProvider {
                 op: step.op.to_string(),
                 layer: step.layer,
-                formats: parts.formats.iter().filter(|f| !f.is_empty()).map(|f| f.get_str().to_owned()).collect(),
+                formats: parts
+                    .formats
+                    .iter()
+                    .filter(|f| !f.is_empty())
+                    .map(|f| f.get_str().to_owned())
+                    .collect(),
                 cache: query.caches[0].format.get_str().to_owned(),
             })?;
             steps.push(ResolvedStep {
@@ -418,7 +427,10 @@ impl Parts<'_> {
         for (kind, view) in kinds.iter_mut().zip(&self.views).take(self.families) {
             *kind = CacheKind { format: view.format, addressing: view.addressing };
         }
-        debug_assert!(kinds[0].addressing == Addressing::State || self.families > 0, "no family, no addressing");
+        debug_assert!(
+            kinds[0].addressing == Addressing::State || self.families > 0,
+            "no family, no addressing"
+        );
         Query {
             op: Text::from(step.op.as_str()),
             program: Text::from(program.shape.kind.as_str()),

@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use plugfold_abi::{
-    Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError, Operand, Program, Provider, Reach, RoundTable, Slice, Step, Text, View, ops,
+    Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
+    OpError, Operand, Program, Provider, Reach, RoundTable, Slice, Step, Text, View, ops,
 };
 
 use super::resolve::{Fused, Link, MAX_COVER, ResolvedStep};
@@ -128,7 +129,8 @@ struct Covered<'a>(&'a [Step], &'a [ResolvedStep]);
 
 impl Below for Covered<'_> {
     fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
-        let same = |s: &Step| s.op.as_str() == call.op.get_str() && (s.layer, s.site) == (call.layer, call.site);
+        let same =
+            |s: &Step| s.op.as_str() == call.op.get_str() && (s.layer, s.site) == (call.layer, call.site);
         match self.0.iter().position(same) {
             Some(at) => Rest(&self.1[at].chain).run(call),
             None => Err(OpError::new(format!("{} is not among the operations that are covered", call.op))),

@@ -19,8 +19,8 @@ mod weights;
 mod tests;
 
 use plugfold_abi::{
-    Addressing, BelowObject, Bits, CacheKind, Call, Claim, Granted, MAX_WEIGHTS, OpError, Plan, Provider, ProviderObject,
-    Query, TextBuf, formats,
+    Addressing, BelowObject, Bits, CacheKind, Call, Claim, Granted, MAX_WEIGHTS, OpError, Plan, Provider,
+    ProviderObject, Query, TextBuf, formats,
 };
 
 use operands::Operands;
@@ -85,7 +85,8 @@ impl Provider for Reference {
             }
             None => query.caches[0].format.is_empty(),
         };
-        let claims = query.op.get_str() == self.op && query.device_class.get_str() == "cpu" && weights && caches;
+        let claims =
+            query.op.get_str() == self.op && query.device_class.get_str() == "cpu" && weights && caches;
         Ok(if claims { Claim::Yes(Granted::plain(Bits::own(BITS))) } else { Claim::No })
     }
 

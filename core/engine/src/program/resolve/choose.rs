@@ -45,7 +45,8 @@ impl Registry {
                     (found.ok_or_else(missing)?, granted)
                 }
             };
-            let link = Link { owner: runs.owner.clone(), provider: runs.provider.clone(), plan: granted.plan };
+            let link =
+                Link { owner: runs.owner.clone(), provider: runs.provider.clone(), plan: granted.plan };
             claims.push((entry, link, granted));
         }
         Ok(claims)

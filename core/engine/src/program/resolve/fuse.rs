@@ -37,7 +37,10 @@ impl Registry {
         let calls = &program.steps[at..at + steps.len()];
         let same = calls.iter().zip(entry.covers.iter()).all(|(s, op)| s.op.as_str() == op);
         let together = calls.windows(2).all(|p| {
-            p[0].stream == p[1].stream && p[0].rows == p[1].rows && p[0].seqs == p[1].seqs && p[1].waits.is_empty()
+            p[0].stream == p[1].stream
+                && p[0].rows == p[1].rows
+                && p[0].seqs == p[1].seqs
+                && p[1].waits.is_empty()
         });
         let free = steps.iter().all(|s| {
             matches!(s.fused, Fused::Alone)

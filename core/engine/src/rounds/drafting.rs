@@ -1,0 +1,236 @@
+//! Drafters, the policy that chooses among them, and the cut before verification.
+
+use std::sync::Arc;
+
+use plugfold_abi::points::{
+    Absorbed, Ask, Choice, DraftCut, DraftPolicy, Drafter, DrafterObject, ForwardsObject, NO_DRAFTER,
+    Observed, Proposal, Rule, SequenceFacts, Wants,
+};
+use plugfold_abi::{List, OpError, Slice, Text, TextBuf};
+
+use super::forwards::ForwardsOf;
+use crate::core::Core;
+use crate::hooks::{HookError, Hooked, Hooks};
+use crate::knobs::Values;
+
+/// One sequence that may get drafts.
+pub(super) struct Candidate<'a> {
+    pub slot: usize,
+    pub length: usize,
+    pub room: usize,
+    pub pending: u32,
+    pub sampled: bool,
+    pub policy: &'a str,
+    pub knobs: &'a Values,
+    pub ids: Vec<u32>,
+    pub stop_ids: &'a [u32],
+}
+
+impl<'a> Candidate<'a> {
+    fn facts(&'a self, shared: usize) -> SequenceFacts<'a> {
+        SequenceFacts {
+            slot: self.slot as u32,
+            length: self.length as u32,
+            room: self.room as u32,
+            sampled: self.sampled,
+            policy: Text::from(self.policy),
+            knobs: Slice::from(&self.knobs[..]),
+            ids: Slice::from(&self.ids[..]),
+            shared: shared as u32,
+            stop_ids: Slice::from(self.stop_ids),
+        }
+    }
+}
+
+/// Drafts of one sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Drafts {
+    pub tokens: Vec<u32>,
+    pub drafter: Option<usize>,
+}
+
+/// The drafters and policies of one rank.
+pub(super) struct Drafting {
+    hooks: Arc<Hooks>,
+    names: Vec<String>,
+    wants: Vec<Wants>,
+    /// Drafters for which the checkpoint has what they want.
+    usable: Vec<bool>,
+}
+
+impl Drafting {
+    pub(super) fn new(hooks: &Arc<Hooks>, mtp: bool, slots: usize) -> Result<Self, HookError> {
+        debug_assert!(slots > 0, "an engine has slots");
+        let (mut names, mut wants) = (Vec::new(), Vec::new());
+        for h in &hooks.drafters {
+            let name = h.call(|d| d.name())?.to_string();
+            if names.contains(&name) {
+                let text =
+                    format!("a drafter called `{name}` is loaded already: take one of the two off the list");
+                return Err(h.named(&OpError::new(text)));
+            }
+            names.push(name);
+            wants.push(h.call(|d| d.wants())?);
+        }
+        let usable: Vec<bool> = wants.iter().map(|w| mtp || !w.mtp_layer).collect();
+        // A name that a policy must not choose is told as empty.
+        let told = names.iter().zip(&usable).map(|(n, u)| TextBuf::from(if *u { n.as_str() } else { "" }));
+        let told: Vec<TextBuf> = told.collect();
+        for h in &hooks.policies {
+            h.call(|p| p.drafters(Slice::from(&told[..])))?;
+        }
+        Ok(Self { hooks: hooks.clone(), names, wants, usable })
+    }
+
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    pub(super) fn accepts(&self, policy: &str) -> Result<bool, HookError> {
+        for h in &self.hooks.policies {
+            if h.call(|p| p.accepts(Text::from(policy)))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn usable(&self) -> impl Iterator<Item = &Hooked<DrafterObject>> {
+        self.hooks.drafters.iter().zip(&self.usable).filter(|(_, u)| **u).map(|(h, _)| h)
+    }
+
+    /// Whether some drafter reads the model's final rows.
+    pub(super) fn wants_hidden(&self) -> bool {
+        self.wants.iter().zip(&self.usable).any(|(w, u)| *u && w.hidden)
+    }
+
+    /// Whether anybody could ever draft.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.usable.contains(&true) || self.hooks.policies.is_empty()
+    }
+
+    pub(super) fn begun(
+        &self,
+        slot: usize,
+        ids: Slice<'_, u32>,
+        resumed: usize,
+        knobs: &Values,
+    ) -> Result<(), HookError> {
+        for h in self.usable() {
+            h.call(|d| d.begun(slot as u32, ids, resumed as u32))?;
+        }
+        self.hooks.policies.iter().try_for_each(|h| h.call(|p| p.begun(slot as u32, Slice::from(&knobs[..]))))
+    }
+
+    pub(super) fn ended(&self, slot: usize) -> Result<(), HookError> {
+        for h in self.usable() {
+            h.call(|d| d.ended(slot as u32))?;
+        }
+        self.hooks.policies.iter().try_for_each(|h| h.call(|p| p.ended(slot as u32)))
+    }
+
+    /// Tokens became part of a sequence.
+    pub(super) fn absorb(
+        &self,
+        core: &mut Core,
+        slot: usize,
+        start: usize,
+        tokens: &[u32],
+        hidden: &[f32],
+    ) -> Result<(), HookError> {
+        let forwards = ForwardsOf::new(core);
+        let lent = ForwardsObject::lend(&forwards);
+        for ((h, wants), _) in
+            self.hooks.drafters.iter().zip(&self.wants).zip(&self.usable).filter(|(_, u)| **u)
+        {
+            let absorbed = Absorbed {
+                slot: slot as u32,
+                start: start as u32,
+                tokens: Slice::from(tokens),
+                hidden: Slice::from(if wants.hidden { hidden } else { &[] }),
+            };
+            h.call(|d| d.absorb(&absorbed, &lent))?;
+        }
+        Ok(())
+    }
+
+    /// The policy's choices, one a sequence.
+    fn choose(&self, candidates: &[Candidate<'_>], shared: usize) -> Result<Vec<Choice>, HookError> {
+        let facts: Vec<SequenceFacts<'_>> = candidates.iter().map(|c| c.facts(shared)).collect();
+        let none = Choice { drafter: NO_DRAFTER, budget: 0, rule: Rule { floor: 0.0, min_match: 0 } };
+        let mut choices: List<Choice> = vec![none; candidates.len()].into();
+        for h in &self.hooks.policies {
+            h.call(|p| p.decide(Slice::from(&facts[..]), &mut choices))?;
+            if choices.len() != candidates.len() {
+                let text =
+                    format!("its policy gave {} choices for {} sequences", choices.len(), candidates.len());
+                return Err(h.named(&OpError::new(text)));
+            }
+        }
+        Ok(choices.into())
+    }
+
+    /// Drafts for the sequences, one entry each, never more than the room.
+    pub(super) fn propose(
+        &self,
+        core: &mut Core,
+        candidates: &[Candidate<'_>],
+        shared: usize,
+    ) -> Result<Vec<Drafts>, HookError> {
+        let mut out = vec![Drafts::default(); candidates.len()];
+        if self.is_idle() || candidates.is_empty() {
+            return Ok(out);
+        }
+        let choices = self.choose(candidates, shared)?;
+        let vocab = core.config().vocab_size as u32;
+        for (index, h) in self.hooks.drafters.iter().enumerate() {
+            let chosen: Vec<usize> = (0..candidates.len())
+                .filter(|&i| choices[i].drafter as usize == index && self.usable[index])
+                .filter(|&i| choices[i].budget > 0 && candidates[i].room > 0)
+                .collect();
+            if chosen.is_empty() {
+                continue;
+            }
+            let ask = |&i: &usize| Ask {
+                slot: candidates[i].slot as u32,
+                length: candidates[i].length as u32,
+                pending: candidates[i].pending,
+                budget: choices[i].budget.min(candidates[i].room as u32),
+                rule: choices[i].rule,
+                ids: Slice::from(&candidates[i].ids[..]),
+            };
+            let asks: Vec<Ask<'_>> = chosen.iter().map(ask).collect();
+            let forwards = ForwardsOf::new(core);
+            let lent = ForwardsObject::lend(&forwards);
+            let proposals = h.call(|d| d.propose(Slice::from(&asks[..]), &lent))?;
+            if proposals.len() != asks.len() {
+                let text = format!(
+                    "drafter {} gave {} proposals for {} sequences",
+                    self.names[index],
+                    proposals.len(),
+                    asks.len()
+                );
+                return Err(h.named(&OpError::new(text)));
+            }
+            for ((&i, ask), proposal) in chosen.iter().zip(&asks).zip(&proposals) {
+                let tokens = self.cut(ask, proposal, vocab)?;
+                out[i] = Drafts { drafter: (!tokens.is_empty()).then_some(index), tokens };
+            }
+        }
+        Ok(out)
+    }
+
+    fn cut(&self, ask: &Ask<'_>, proposal: &Proposal, vocab: u32) -> Result<Vec<u32>, HookError> {
+        let known = proposal.tokens.iter().copied().take(ask.budget as usize);
+        let mut tokens: Vec<u32> = known.take_while(|&id| id < vocab).collect();
+        for h in &self.hooks.cuts {
+            let keep = h.call(|c| c.cut(ask.slot, Slice::from(&tokens[..])))?;
+            tokens.truncate(keep as usize);
+        }
+        Ok(tokens)
+    }
+
+    pub(super) fn observe(&self, observed: &Observed) -> Result<(), HookError> {
+        self.hooks.policies.iter().try_for_each(|h| h.call(|p| p.observe(observed)))
+    }
+}

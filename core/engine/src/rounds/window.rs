@@ -1,0 +1,333 @@
+//! One window over all decoding sequences: drafts, the forward, draws, acceptance, commit.
+
+use plugfold_abi::points::{NO_DRAFTER, Observed, Observer, Rider, SaveKind, SequenceEvent, interest};
+use plugfold_abi::{Phase, Slice, SliceMut};
+
+use super::drafting::{Candidate, Drafts};
+use super::{End, Outcome, RoundError, Rounds};
+use crate::core::{Core, Forward, SeqRows, Want};
+use crate::exchange::{ExchangeError, Exchanged, exchange};
+use crate::logprobs::{Ask, logprobs};
+use crate::plan::Admission;
+use crate::ranks::World;
+use crate::sampling::{accept, best, candidates_needed};
+
+/// One sequence's part of a forward that is about to run.
+struct Lane {
+    slot: usize,
+    tokens: Vec<u32>,
+    drafter: Option<usize>,
+}
+
+/// What a sequence takes from a forward.
+pub(super) struct Taken {
+    /// Rows to keep.
+    keep: usize,
+    pub(super) outcome: Outcome,
+    /// Rows whose log probabilities are wanted, one a token.
+    asks: Vec<Ask>,
+}
+
+impl Taken {
+    fn failed(message: String) -> Self {
+        Self { keep: 1, outcome: Outcome::Failed(message), asks: Vec::new() }
+    }
+    /// Whether the sequence is over.
+    pub(super) fn ends(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(_) | Outcome::Tokens { end: Some(_), .. })
+    }
+}
+
+impl Rounds {
+    /// Runs the decoding slots; gives rows and sequences of the windows.
+    pub(super) fn decode(
+        &mut self,
+        core: &mut Core,
+        world: &World,
+        slots: &[usize],
+        out: &mut Vec<(usize, Outcome)>,
+    ) -> Result<(usize, usize), RoundError> {
+        let mut lanes = self.lanes(core, slots);
+        if lanes.is_empty() {
+            return Ok((0, 0));
+        }
+        let failed = self.agree(core, world, "drafts")?;
+        lanes.retain(|l| failed.iter().all(|(slot, _)| *slot != l.slot));
+        out.extend(failed.into_iter().map(|(slot, message)| (slot, Outcome::Failed(message))));
+        let counts = (lanes.iter().map(|l| l.tokens.len()).sum(), lanes.len());
+        // Sequences whose knobs may not meet never share a call.
+        let hooks = self.hooks.clone();
+        while !lanes.is_empty() {
+            let first = self.knobs_of(lanes[0].slot);
+            let (group, rest): (Vec<Lane>, Vec<Lane>) =
+                lanes.into_iter().partition(|l| hooks.knobs.meet(&first, &self.knobs_of(l.slot)));
+            self.window(core, world, &group, out)?;
+            lanes = rest;
+        }
+        let failed = self.agree(core, world, "windows")?;
+        out.extend(failed.into_iter().map(|(slot, message)| (slot, Outcome::Failed(message))));
+        Ok(counts)
+    }
+
+    fn knobs_of(&self, slot: usize) -> crate::knobs::Values {
+        self.running[slot].as_ref().map_or_else(|| self.hooks.knobs.defaults.clone(), |r| r.knobs.clone())
+    }
+
+    /// The windows of the decoding slots: the pending token and its drafts.
+    fn lanes(&mut self, core: &mut Core, slots: &[usize]) -> Vec<Lane> {
+        let window = core.capacity().window_rows;
+        let idle = self.drafting.is_idle();
+        let mut lanes = Vec::new();
+        let mut asking = Vec::new();
+        for &slot in slots {
+            let Some(running) = &self.running[slot] else { continue };
+            let Some(pending) = running.pending else { continue };
+            lanes.push(Lane { slot, tokens: vec![pending], drafter: None });
+            // Drafts beyond the budget or the slot's end could never be emitted.
+            let left = running.admission.max_tokens - running.generated;
+            let length = core.slot(slot).len();
+            let room = (window - 1).min(left.saturating_sub(1));
+            let room = room.min((core.capacity().tokens - length).saturating_sub(1));
+            if !idle && running.admission.draft {
+                let mut ids = core.slot(slot).ids.clone();
+                ids.push(pending);
+                asking.push(Candidate {
+                    slot,
+                    length,
+                    room,
+                    pending,
+                    sampled: running.admission.temperature > 0.0,
+                    policy: &running.admission.policy,
+                    knobs: &running.knobs,
+                    ids,
+                    stop_ids: &running.admission.stop_ids,
+                });
+            }
+        }
+        let proposed = self.drafting.propose(core, &asking, lanes.len());
+        let slots: Vec<usize> = asking.iter().map(|c| c.slot).collect();
+        match proposed {
+            Ok(drafts) => {
+                for (slot, Drafts { tokens, drafter }) in slots.into_iter().zip(drafts) {
+                    if let Some(lane) = lanes.iter_mut().find(|l| l.slot == slot) {
+                        lane.tokens.extend(tokens);
+                        lane.drafter = drafter;
+                    }
+                }
+            }
+            Err(error) => slots.into_iter().for_each(|slot| self.faults.push((slot, error.to_string()))),
+        }
+        lanes
+    }
+
+    fn window(
+        &mut self,
+        core: &mut Core,
+        world: &World,
+        lanes: &[Lane],
+        out: &mut Vec<(usize, Outcome)>,
+    ) -> Result<(), RoundError> {
+        let row = |l: &Lane| -> SeqRows<'_> {
+            // Lanes outlive the forward.
+            SeqRows { slot: l.slot, tokens: &[], want: Want::All, embeds: &[] }
+        };
+        let rows: Vec<SeqRows<'_>> = lanes.iter().map(|l| SeqRows { tokens: &l.tokens, ..row(l) }).collect();
+        let admissions = lanes.iter().filter_map(|l| self.running[l.slot].as_ref()).map(|r| &r.admission);
+        let candidates = candidates(core, admissions);
+        let forward = core.forward(Phase::Window, &rows, Some(candidates), false)?;
+        let words = self.riders_out()?;
+        let mut found = match settle(core, world, &forward, &words)? {
+            Ok(exchanged) => {
+                self.riders_in(&exchanged.riders, world.ranks())?;
+                exchanged.rows
+            }
+            // Nothing was committed: alone, the sequences that are not at fault go on.
+            Err(_) if lanes.len() > 1 => {
+                return lanes.iter().try_for_each(|l| self.window(core, world, std::slice::from_ref(l), out));
+            }
+            Err(message) => {
+                self.end(core, lanes[0].slot);
+                out.push((lanes[0].slot, Outcome::Failed(message)));
+                return Ok(());
+            }
+        };
+        let starts: Vec<usize> = lanes.iter().map(|l| core.slot(l.slot).len()).collect();
+        let drafting = |l: &Lane| self.running[l.slot].as_ref().is_some_and(|r| r.admission.draft);
+        let drafts: Vec<bool> = lanes.iter().map(drafting).collect();
+        let mut taken = Vec::with_capacity(lanes.len());
+        let mut first = 0;
+        for (lane, start) in lanes.iter().zip(&starts) {
+            let (rows, at) = (&mut found[first..first + lane.tokens.len()], first);
+            first += lane.tokens.len();
+            let mut took = self.take(core, lane.slot, start + 1, rows, at, &lane.tokens[1..], lanes.len());
+            if let Outcome::Tokens { drafter, .. } = &mut took.outcome {
+                *drafter = lane.drafter;
+            }
+            taken.push(took);
+        }
+        tell(core, &forward, &mut taken)?;
+        let hidden = self.hidden(core, &forward, drafts.contains(&true));
+        let keeps: Vec<usize> = taken.iter().map(|t| t.keep).collect();
+        core.commit(&forward, &keeps)?;
+        self.committed(core, lanes, &starts, &keeps, &drafts, &hidden);
+        for (lane, t) in lanes.iter().zip(&taken) {
+            if t.ends() {
+                if matches!(t.outcome, Outcome::Tokens { .. }) {
+                    self.keep(core, world, lane.slot, SaveKind::Reply)?;
+                }
+                self.end(core, lane.slot);
+            }
+        }
+        out.extend(lanes.iter().zip(taken).map(|(lane, t)| (lane.slot, t.outcome)));
+        Ok(())
+    }
+
+    /// Tells drafters, policies and observers what a window kept.
+    fn committed(
+        &mut self,
+        core: &mut Core,
+        lanes: &[Lane],
+        starts: &[usize],
+        keeps: &[usize],
+        drafts: &[bool],
+        hidden: &[f32],
+    ) {
+        let width = core.config().hidden_size;
+        let mut first = 0;
+        for (i, lane) in lanes.iter().enumerate() {
+            let tokens = &lane.tokens[..keeps[i]];
+            let rows = hidden.get(first * width..(first + keeps[i]) * width).unwrap_or(&[]);
+            first += lane.tokens.len();
+            if drafts[i] && !self.drafting.is_idle() {
+                let told = self.drafting.absorb(core, lane.slot, starts[i], tokens, rows);
+                self.note(lane.slot, told);
+                let told = self.drafting.observe(&Observed {
+                    slot: lane.slot as u32,
+                    drafter: lane.drafter.map_or(NO_DRAFTER, |d| d as u32),
+                    drafted: lane.tokens.len() as u32 - 1,
+                    kept: keeps[i] as u32 - 1,
+                    shared: lanes.len() as u32,
+                });
+                self.note(lane.slot, told);
+            }
+            let event = SequenceEvent::Committed { start: starts[i] as u32, tokens: Slice::from(tokens) };
+            self.observe(interest::SEQUENCE, |o| o.sequence(lane.slot as u32, &event));
+        }
+    }
+
+    fn riders_out(&self) -> Result<Vec<u32>, RoundError> {
+        let mut words = Vec::new();
+        for h in &self.hooks.riders {
+            let at = words.len();
+            words.resize(at + h.call(|r| r.words())? as usize, 0);
+            h.call(|r| r.write(SliceMut::from(&mut words[at..])))?;
+        }
+        Ok(words)
+    }
+
+    fn riders_in(&self, all: &[u32], ranks: usize) -> Result<(), RoundError> {
+        let each = all.len() / ranks.max(1);
+        let mut at = 0;
+        for h in &self.hooks.riders {
+            let n = h.call(|r| r.words())? as usize;
+            let mine: Vec<u32> = all
+                .chunks(each.max(1))
+                .take(ranks)
+                .flat_map(|rank| rank[at..at + n].iter().copied())
+                .collect();
+            h.call(|r| r.read(Slice::from(&mine[..])))?;
+            at += n;
+        }
+        Ok(())
+    }
+
+    /// Draws a sequence's tokens from its rows, the first for `position`. `first` is its first wanted row's place.
+    pub(super) fn take(
+        &mut self,
+        core: &Core,
+        slot: usize,
+        position: usize,
+        rows: &mut [Vec<(f32, u32)>],
+        first: usize,
+        drafts: &[u32],
+        shared: usize,
+    ) -> Taken {
+        debug_assert!(slot < core.capacity().slots, "a slot of this core");
+        let Some(running) = &mut self.running[slot] else {
+            return Taken::failed("no such sequence".into());
+        };
+        let admission = &running.admission;
+        // Drawing cuts the rows down to what may be drawn.
+        let told: Vec<_> = match admission.logprobs {
+            Some(top) => rows.iter().map(|row| best(row, top.max(1) as usize)).collect(),
+            None => Vec::new(),
+        };
+        let Some(drawn) = running.draw(rows, position) else {
+            let message = format!(
+                "no logit of the row before position {position} is a number: look for broken weights"
+            );
+            return Taken::failed(message);
+        };
+        let keep = accept(&drawn, drafts, &admission.stop_ids);
+        let mut tokens = drawn[..keep].to_vec();
+        tokens.truncate(admission.max_tokens - running.generated);
+        running.generated += tokens.len();
+        running.pending = tokens.last().copied();
+        running.closed |= admission.thinking.is_some_and(|budget| tokens.contains(&budget.close));
+        let top = admission.logprobs.unwrap_or(0) as usize;
+        let asks = told.into_iter().zip(&tokens).enumerate();
+        let asks = asks.map(|(i, (best, token))| Ask { row: first + i, token: *token, best, top }).collect();
+        let stopped = tokens.last().is_some_and(|t| admission.stop_ids.contains(t));
+        let end = if stopped {
+            Some(End::Stop)
+        } else {
+            (running.generated >= admission.max_tokens).then_some(End::Length)
+        };
+        let (logprobs, drafted) = (Vec::new(), drafts.len());
+        let outcome = Outcome::Tokens { tokens, logprobs, drafted, drafter: None, shared, end };
+        Taken { keep, outcome, asks }
+    }
+}
+
+/// Adds the log probabilities that are asked for, while the forward's logits are there.
+pub(super) fn tell(core: &mut Core, forward: &Forward, taken: &mut [Taken]) -> Result<(), ExchangeError> {
+    let asks: Vec<Ask> = taken.iter().flat_map(|t| t.asks.iter().cloned()).collect();
+    let mut told = logprobs(core, forward, &asks)?.into_iter();
+    for t in taken {
+        if let Outcome::Tokens { logprobs, .. } = &mut t.outcome {
+            logprobs.extend(told.by_ref().take(t.asks.len()));
+        }
+    }
+    Ok(())
+}
+
+/// Candidates that the most demanding of the sequences needs.
+pub(super) fn candidates<'a>(core: &Core, admissions: impl Iterator<Item = &'a Admission>) -> usize {
+    let vocab = core.config().vocab_size;
+    let need = |a: &Admission| {
+        let drawn = candidates_needed(&a.sampling()).unwrap_or(vocab);
+        drawn.max(a.logprobs.unwrap_or(0) as usize)
+    };
+    let need = admissions.map(need).max();
+    need.unwrap_or(1).min(vocab)
+}
+
+/// Exchanges a forward's outcome: what all ranks know, or the message that all ranks end its sequences with.
+pub(super) fn settle(
+    core: &mut Core,
+    world: &World,
+    forward: &Forward,
+    riders: &[u32],
+) -> Result<Result<Exchanged, String>, RoundError> {
+    if let Some(failure) = forward.failure.as_ref().filter(|f| f.exchange) {
+        return Err(RoundError::Forward(failure.to_string()));
+    }
+    let exchanged = exchange(core, forward, riders)?;
+    let Some(&first) = exchanged.failed.first() else { return Ok(Ok(exchanged)) };
+    let mine = forward.failure.as_ref().map_or_else(String::new, ToString::to_string);
+    if world.ranks() == 1 {
+        return Ok(Err(mine));
+    }
+    let said = world.share("failure of a forward", first, mine.as_bytes())?;
+    Ok(Err(format!("rank {first}: {}", String::from_utf8_lossy(&said))))
+}
