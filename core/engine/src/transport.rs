@@ -1,46 +1,13 @@
-//! Transports of collectives, chosen by name, and the control plane that they are opened with.
+//! Transports of collectives, chosen by name.
 
 use std::sync::Arc;
 
-use plugfold_abi::points::{Control, ControlObject, Transport};
-use plugfold_abi::{CommObject, List, OpError, Slice, Text, TextBuf};
+use plugfold_abi::CommObject;
+use plugfold_abi::points::{ControlObject, Transport};
 
 use crate::hooks::Hooks;
 use crate::rank::StartError;
 use crate::ranks::World;
-
-/// Seconds that a wait for another rank may take before the watch ends it.
-const PATIENCE_S: f64 = 5.0;
-
-/// A world as transports see it.
-struct ControlOf<'a>(&'a World);
-
-impl Control for ControlOf<'_> {
-    fn rank(&self) -> Result<u32, OpError> {
-        Ok(self.0.rank() as u32)
-    }
-    fn ranks(&self) -> Result<u32, OpError> {
-        Ok(self.0.ranks() as u32)
-    }
-    fn gather(&self, what: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
-        let all = self.0.gather_to_all(what.get_str(), &mine);
-        let all = all.map_err(|e| OpError::fatal(e.to_string()))?;
-        Ok(all.into_iter().map(List::from).collect())
-    }
-    fn patience_s(&self) -> Result<f64, OpError> {
-        Ok(PATIENCE_S)
-    }
-    fn ended(&self) -> Result<TextBuf, OpError> {
-        Ok(self.0.ended().map_or_else(TextBuf::new, |end| end.to_string().into()))
-    }
-    fn host(&self) -> Result<TextBuf, OpError> {
-        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        Ok(id.trim().into())
-    }
-    fn streams(&self) -> Result<CommObject, OpError> {
-        Ok(CommObject::new(self.0.comm()))
-    }
-}
 
 /// Opens the collectives of all ranks, in step. One rank has none.
 ///
@@ -72,8 +39,7 @@ pub fn open(name: Option<&str>, hooks: &Hooks, world: &World) -> Result<Option<A
         return Ok(None);
     }
     let Some(h) = found else { return Ok(Some(Arc::new(CommObject::new(world.comm())))) };
-    let control = ControlOf(world);
-    let opened = h.call(|t| t.open(&ControlObject::lend(&control)));
+    let opened = h.call(|t| t.open(ControlObject::new(world.plane())));
     let mine = opened.as_ref().err().map_or_else(String::new, ToString::to_string);
     for (rank, said) in world.gather_to_all("transport", mine.as_bytes())?.iter().enumerate() {
         if !said.is_empty() && opened.is_ok() {

@@ -3,7 +3,8 @@
 use crate::{CommObject, List, Slice, SliceMut, TextBuf};
 
 crate::interface! {
-    /// The control plane, for opening a transport and for agreements.
+    /// The control plane, for opening a transport and for agreements. Keep it: a transport's waits look at
+    /// [`Control::ended`].
     "control", 0: Control, ControlObject, ControlTable {
         /// This rank.
         fn rank(&self) -> u32;
@@ -28,7 +29,7 @@ crate::interface! {
         /// Name.
         fn name(&self) -> TextBuf;
         /// Opens it on all ranks in step.
-        fn open(&self, control: &ControlObject) -> CommObject;
+        fn open(&self, control: ControlObject) -> CommObject;
     }
 }
 

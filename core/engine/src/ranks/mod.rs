@@ -23,6 +23,7 @@ mod faults;
 mod frame;
 mod hello;
 mod note;
+mod plane;
 mod shared;
 mod spawn;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use error::{Difference, End, EndKind, RankError};
 pub use faults::{At, Fault, Faults};
 pub use hello::{Lead, Secret};
 pub use note::PROTOCOL;
+pub(crate) use plane::Plane;
 pub use shared::SharedComm;
 pub use spawn::{Children, SECRET_ENV, spawn_local};
 pub use watch::{BEAT, SILENCE};
@@ -54,7 +56,7 @@ use watch::Table;
 pub struct World {
     fate: Arc<Fate>,
     faults: Arc<Faults>,
-    control: Control,
+    control: Arc<Control>,
     comm: Arc<TcpComm>,
     watches: Vec<JoinHandle<()>>,
 }
@@ -152,7 +154,7 @@ impl World {
     fn assemble(fate: Fate, control: Vec<TcpStream>, data: Vec<(usize, TcpStream)>) -> Self {
         let (fate, faults) = (Arc::new(fate), Arc::new(Faults::default()));
         let comm = Arc::new(TcpComm::new(Arc::clone(&fate), Arc::clone(&faults), data));
-        let control = Control::new(Arc::clone(&fate), Arc::clone(&faults), control);
+        let control = Arc::new(Control::new(Arc::clone(&fate), Arc::clone(&faults), control));
         Self { fate, faults, control, comm, watches: Vec::new() }
     }
 
@@ -206,6 +208,11 @@ impl World {
     /// The end of this world, if it has ended or a rank has left; what a health check asks.
     pub fn ended(&self) -> Option<End> {
         self.fate.ended()
+    }
+
+    /// The control plane for transports, which may outlive this borrow: their waits look at the end of the world.
+    pub(crate) fn plane(&self) -> Plane {
+        Plane { fate: Arc::clone(&self.fate), control: Arc::clone(&self.control), comm: Arc::clone(&self.comm) }
     }
 
     /// Runs `hook` once when the world ends by another rank's doing, at once if it has; on a thread of the watch or of
