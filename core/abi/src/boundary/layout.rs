@@ -9,11 +9,12 @@ use abi_stable::type_layout::{TLData, TypeLayout};
 use super::Interface;
 
 /// The layout of an interface as lines `Type.field: type, size, alignment`: all types that cross with it, sorted.
-/// Made once an interface and kept.
+/// Made once a table and kept.
 pub fn layout_text<I: Interface>() -> &'static str {
-    static MADE: OnceLock<Mutex<HashMap<&'static str, &'static str>>> = OnceLock::new();
+    // Not by name: two interfaces of one name are just what a layout has to tell apart.
+    static MADE: OnceLock<Mutex<HashMap<usize, &'static str>>> = OnceLock::new();
     let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    made.entry(I::NAME).or_insert_with(|| {
+    made.entry(std::ptr::from_ref(I::table_layout()).addr()).or_insert_with(|| {
         let mut walk = Walk::default();
         walk.visit(I::table_layout());
         let lines: Vec<String> = walk.lines.into_iter().map(|(k, v)| format!("{k}: {v}")).collect();
@@ -42,6 +43,8 @@ impl Walk {
         if let TLData::Enum(data) = layout.data() {
             let variants: Vec<&str> = data.variant_names_iter().collect();
             self.lines.insert(format!("{name} variants"), variants.join(", "));
+            self.lines.insert(format!("{name} numbers"), format!("{:?}", data.discriminants));
+            self.lines.insert(format!("{name} fields of variants"), format!("{:?}", &data.field_count[..]));
         }
         let fields = layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
         for (i, field) in fields.iter().enumerate() {

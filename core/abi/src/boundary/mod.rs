@@ -9,6 +9,8 @@ mod interface;
 mod layout;
 mod note;
 mod offer;
+#[cfg(test)]
+mod tests;
 
 pub use guard::guard;
 pub use interface::{Borrowed, Interface, Opaque};
