@@ -1,9 +1,10 @@
 //! Operations on rows: operands go where the table says, strides are respected.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use plugfold_abi::{
-    Addressing, Claim, Comm, FIRST_VIRTUAL_ID, MAX_DIMS, OpError, Phase, Query, Text, formats,
+    Addressing, CacheKind, Claim, Comm, CommObject, DType, FIRST_VIRTUAL_ID, MAX_DIMS, MAX_INPUTS,
+    MAX_OUTPUTS, OpError, Phase, Provider, Query, Slice, SliceMut, Text, formats,
 };
 
 use super::{Matrix, Run, Seq, dense, find, one, plain, stack, table};
@@ -12,7 +13,7 @@ use crate::cpu::ops::reference;
 
 #[test]
 fn the_whole_table_is_provided_once() {
-    let mut ops: Vec<String> = reference().iter().map(|p| p.op().to_owned()).collect();
+    let mut ops: Vec<String> = reference().iter().map(|p| p.op().unwrap().to_string()).collect();
     let text = include_str!("../../../../../core/abi/src/ops.rs");
     let mut want: Vec<String> = text
         .lines()
@@ -29,6 +30,7 @@ fn the_whole_table_is_provided_once() {
 fn claims_depend_on_device_formats_and_addressing() {
     let query = |op: &'static str, device, weight, cache, addressing| Query {
         op: Text::from(op),
+        program: Text::from("forward"),
         layer: 0,
         site: 0,
         phase: Phase::Window,
@@ -36,19 +38,41 @@ fn claims_depend_on_device_formats_and_addressing() {
         rows: 1,
         seqs: 1,
         dims: [1; MAX_DIMS],
+        weight_roles: [Text::EMPTY; 4],
         weight_formats: [Text::from(weight), Text::EMPTY, Text::EMPTY, Text::EMPTY],
-        cache_format: Text::from(cache),
-        addressing,
+        caches: [
+            CacheKind { format: Text::from(cache), addressing },
+            CacheKind::NONE,
+            CacheKind::NONE,
+            CacheKind::NONE,
+        ],
+        input_types: [DType::F32; MAX_INPUTS],
+        output_types: [DType::F32; MAX_OUTPUTS],
+        words: Slice::default(),
+        knobs: Slice::default(),
     };
-    let yes = |q: Query<'_>| matches!(find(&q.op).claim(&q), Claim::Yes(_));
+    let yes = |q: Query<'_>| matches!(find(&q.op).claim(&q), Ok(Claim::Yes(_)));
     let panel = formats::PANEL16_BF16;
     assert!(yes(query("dense", "cpu", panel, "", Addressing::State)));
     assert!(!yes(query("dense", "sm_90", panel, "", Addressing::State)));
+    assert!(yes(query("dense", "cpu", formats::EXL3_SEGMENTS, "", Addressing::State)));
+    assert!(!yes(query("moe.logits", "cpu", formats::EXL3_SEGMENTS, "", Addressing::State)));
     assert!(!yes(query("dense", "cpu", "exl3.4", "", Addressing::State)));
     assert!(!yes(query("dense", "cpu", formats::ROWS_BF16, "", Addressing::State)));
     assert!(yes(query("mla.write", "cpu", panel, "f32", Addressing::Linear)));
     assert!(!yes(query("mla.write", "cpu", panel, "fp8", Addressing::Linear)));
     assert!(!yes(query("mla.write", "cpu", panel, "f32", Addressing::Paged)));
+    // Each family of a call counts, not the first alone.
+    let tokens = CacheKind { format: Text::from("f32"), addressing: Addressing::Linear };
+    let vector = Text::from(formats::PLAIN_F32);
+    let write = |pools| Query {
+        weight_formats: [vector, vector, vector, Text::EMPTY],
+        caches: [tokens, pools, CacheKind::NONE, CacheKind::NONE],
+        ..query("idx.write", "cpu", "", "", Addressing::State)
+    };
+    assert!(yes(write(tokens)));
+    assert!(!yes(write(CacheKind { format: Text::from("fp8"), ..tokens })));
+    assert!(!yes(write(CacheKind { addressing: Addressing::Paged, ..tokens })));
 }
 
 #[test]
