@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use plugfold_abi::Comm;
+use plugfold_abi::{Comm, Slice, SliceMut};
 use proptest::prelude::*;
 
 use super::super::{At, Fault, RankError, SILENCE, SettingsDigest, SharedComm, World};
@@ -139,9 +139,10 @@ fn histories_are_equal_where_exchanges_are() {
 /// Runs a list of exchange sizes on one rank's collectives.
 fn run(comm: &dyn Comm, sizes: &[usize]) -> Vec<Vec<u8>> {
     let gather = |(seed, len): (usize, &usize)| {
-        let mine: Vec<u8> = (0..*len).map(|i| (i * 31 + seed * 7 + comm.rank()) as u8).collect();
-        let mut all = vec![0; len * comm.ranks()];
-        comm.all_gather(&mine, &mut all).unwrap();
+        let (rank, ranks) = (comm.rank().unwrap() as usize, comm.ranks().unwrap() as usize);
+        let mine: Vec<u8> = (0..*len).map(|i| (i * 31 + seed * 7 + rank) as u8).collect();
+        let mut all = vec![0; len * ranks];
+        comm.all_gather(Slice::from(&mine[..]), SliceMut::from(&mut all[..])).unwrap();
         all
     };
     sizes.iter().enumerate().map(gather).collect()

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use plugfold_abi::Comm;
+use plugfold_abi::{Comm, OpError, Slice, SliceMut};
 
 use super::super::{At, EndKind, Fault, SharedComm, World};
 use super::{SOON, each, each_within, end_of, exchange};
@@ -154,12 +154,18 @@ fn ranks_out_of_step_name_both_ends() {
     }
 }
 
+/// An exchange of two ranks as an operation makes it.
+fn gather(comm: &dyn Comm, len: usize) -> Result<(), OpError> {
+    let (mine, mut all) = (vec![0; len], vec![0; len * 2]);
+    comm.all_gather(Slice::from(&mine[..]), SliceMut::from(&mut all[..]))
+}
+
 #[test]
 fn marks_tell_swapped_exchanges_of_one_size_apart() {
     let errors = each(2, |world| {
         let comm = world.comm();
         comm.mark(if world.is_lead() { 3 } else { 4 });
-        comm.all_gather(&[0; 8], &mut [0; 16]).unwrap_err().message
+        gather(&*comm, 8).unwrap_err().message
     });
     assert!(errors.iter().all(|text| text.contains("(tag 3, 8 bytes)") && text.contains("(tag 4, 8 bytes)")));
 }
@@ -205,7 +211,6 @@ fn an_idle_rank_0_is_woken_by_a_death_and_by_a_goodbye() {
 
 #[test]
 fn threads_in_one_group_end_each_others_waits() {
-    let gather = |comm: &SharedComm, len: usize| comm.all_gather(&vec![0; len], &mut vec![0; len * 2]);
     let pair = |lens: [Option<usize>; 2]| {
         let threads = SharedComm::group(2).into_iter().zip(lens).map(|(comm, len)| {
             std::thread::spawn(move || len.map(|len| gather(&comm, len).unwrap_err().message))
