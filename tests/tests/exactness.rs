@@ -161,10 +161,10 @@ fn resumed_equals_fresh_at_every_residue_of_a_pool() {
         prefill(&mut core, 0, &prompt, 64);
         let want = core.image(0);
         prefill(&mut core, 0, &prompt[..cut], 64);
-        let snapshot = core.snapshot(0);
+        let snapshot = core.snapshot(0).unwrap();
         // The sequence goes on elsewhere and is then taken back.
         extend(&mut core, 0, &ids(22, 30, VOCAB), 16);
-        assert!(core.restore(&snapshot), "rows below {cut} were not overwritten");
+        assert!(core.restore(&snapshot).unwrap(), "rows below {cut} were not overwritten");
         assert_eq!(core.slot(0).len(), cut);
         extend(&mut core, 0, &prompt[cut..], 64);
         same(&format!("resumed at {cut}"), &core.image(0), &want);
@@ -176,19 +176,19 @@ fn a_snapshot_whose_rows_were_overwritten_is_refused() {
     let prompt = ids(31, 50, VOCAB);
     let mut core = tiny_core(2, 256);
     prefill(&mut core, 0, &prompt, 64);
-    let snapshot = core.snapshot(0);
+    let snapshot = core.snapshot(0).unwrap();
     // A new sequence that has written nothing yet leaves the rows alone.
     core.begin(0);
-    assert!(core.restore(&snapshot));
+    assert!(core.restore(&snapshot).unwrap());
     // One that wrote other rows does not.
     prefill(&mut core, 0, &ids(32, 10, VOCAB), 64);
     let before = core.image(0);
-    assert!(!core.restore(&snapshot));
+    assert!(!core.restore(&snapshot).unwrap());
     same("a refused restore", &core.image(0), &before);
     // The same ids make it valid again: rows depend on the ids alone.
     prefill(&mut core, 0, &prompt, 16);
     extend(&mut core, 0, &[1, 2, 3], 64);
-    assert!(core.restore(&snapshot));
+    assert!(core.restore(&snapshot).unwrap());
 }
 
 #[test]

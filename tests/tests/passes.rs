@@ -3,8 +3,11 @@
 
 use std::sync::Arc;
 
-use plugfold_abi::{OpError, Pass, Phase, Program, Reach, Span};
+use plugfold_abi::{
+    List, Maybe, OpError, Pass, PassContext, PassObject, Phase, Program, Reach, Span, TextBuf,
+};
 use plugfold_engine::core::{Core, CoreOptions, SeqRows, Want};
+use plugfold_engine::hooks::Hooks;
 use plugfold_engine::split::Split;
 use plugfold_tests::goldens::tiny_dir;
 use plugfold_tests::model::{ids, prefill, tiny_core};
@@ -13,12 +16,12 @@ use plugfold_tests::model::{ids, prefill, tiny_core};
 struct CutRows;
 
 impl Pass for CutRows {
-    fn name(&self) -> &'static str {
-        "cut-rows"
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok("cut-rows".into())
     }
-    fn rewrite(&self, program: &mut Program) -> Result<(), OpError> {
+    fn rewrite(&self, program: &mut Program, _: &PassContext<'_>) -> Result<(), OpError> {
         let mut event = 1000;
-        let mut steps = Vec::new();
+        let mut steps = List::new();
         for mut step in std::mem::take(&mut program.steps) {
             // Rows that are picked from anywhere are no rows of the table.
             let local = step.reach == Reach::Row
@@ -32,8 +35,8 @@ impl Pass for CutRows {
             middle.rows = Span { start: 3, end: 10 };
             high.rows = Span { start: 10, end: u32::MAX };
             // Everything before is visible to the second stream, and the third part waits for it.
-            low.signal = Some(event);
-            (middle.stream, middle.waits, middle.signal) = (1, vec![event], Some(event + 1));
+            low.signal = Maybe::RSome(event);
+            (middle.stream, middle.waits, middle.signal) = (1, vec![event].into(), Maybe::RSome(event + 1));
             high.waits.push(event + 1);
             event += 2;
             step = high;
@@ -44,16 +47,18 @@ impl Pass for CutRows {
     }
 }
 
-fn core_with(pass: Arc<dyn Pass>) -> Result<Core, String> {
-    let mut options = CoreOptions { slots: 2, context: Some(256), ..CoreOptions::default() };
-    options.registry.add_pass(pass);
+fn core_with(pass: impl Pass + 'static) -> Result<Core, String> {
+    let mut hooks = Hooks::default();
+    hooks.add_object("planted", PassObject::new(pass)).unwrap();
+    let hooks = Arc::new(hooks);
+    let options = CoreOptions { slots: 2, context: Some(256), hooks, ..CoreOptions::default() };
     Core::load(&tiny_dir(), &options, Split::WHOLE, None).map_err(|e| e.to_string())
 }
 
 #[test]
 fn rows_cut_over_two_streams_keep_every_bit() {
     let mut plain = tiny_core(2, 256);
-    let mut cut = core_with(Arc::new(CutRows)).unwrap();
+    let mut cut = core_with(CutRows).unwrap();
     let run = |core: &mut Core| {
         prefill(core, 0, &ids(1, 40, 480), 16);
         prefill(core, 1, &ids(2, 9, 480), 16);
@@ -68,18 +73,18 @@ fn rows_cut_over_two_streams_keep_every_bit() {
         (logits, core.image(0), core.image(1))
     };
     assert_eq!(run(&mut plain), run(&mut cut));
-    assert_eq!(plain.tag(), cut.tag(), "a pass changes no arithmetic");
+    assert_eq!(plain.tag(&[]).unwrap(), cut.tag(&[]).unwrap(), "a pass changes no arithmetic");
 }
 
 /// Leaves waits out.
 struct Careless;
 
 impl Pass for Careless {
-    fn name(&self) -> &'static str {
-        "careless"
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok("careless".into())
     }
-    fn rewrite(&self, program: &mut Program) -> Result<(), OpError> {
-        CutRows.rewrite(program)?;
+    fn rewrite(&self, program: &mut Program, context: &PassContext<'_>) -> Result<(), OpError> {
+        CutRows.rewrite(program, context)?;
         // The first stream never waits for the second.
         program.steps.iter_mut().filter(|s| s.stream == 0).for_each(|s| s.waits.clear());
         Ok(())
@@ -90,18 +95,18 @@ impl Pass for Careless {
 struct Unwilling;
 
 impl Pass for Unwilling {
-    fn name(&self) -> &'static str {
-        "unwilling"
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok("unwilling".into())
     }
-    fn rewrite(&self, _: &mut Program) -> Result<(), OpError> {
+    fn rewrite(&self, _: &mut Program, _: &PassContext<'_>) -> Result<(), OpError> {
         Err(OpError::new("not for this shape"))
     }
 }
 
 #[test]
 fn a_pass_at_fault_is_named_at_the_start() {
-    let careless = core_with(Arc::new(Careless)).err().unwrap();
-    assert!(careless.contains("pass careless") && careless.contains("a wait is missing"), "{careless}");
-    let unwilling = core_with(Arc::new(Unwilling)).err().unwrap();
-    assert!(unwilling.contains("pass unwilling: not for this shape"), "{unwilling}");
+    let careless = core_with(Careless).err().unwrap();
+    assert!(careless.contains("pass careless of plugin planted") && careless.contains("a wait is missing"), "{careless}");
+    let unwilling = core_with(Unwilling).err().unwrap();
+    assert!(unwilling.contains("pass unwilling of plugin planted: not for this shape"), "{unwilling}");
 }

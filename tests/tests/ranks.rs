@@ -3,10 +3,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use plugfold_abi::{Below, Bits, Call, Claim, Granted, OpError, Plan as KernelPlan, Provider, Query};
+use plugfold_abi::{
+    Below, BelowObject, Bits, Call, Claim, Granted, OpError, Plan as KernelPlan, Provider, ProviderObject, Query,
+    TextBuf,
+};
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::drafts::Drafter;
 use plugfold_engine::engine::Engine;
+use plugfold_engine::hooks::Hooks;
 use plugfold_engine::plan::{Admission, Piece, Plan};
 use plugfold_engine::rank::Rank;
 use plugfold_engine::ranks::World;
@@ -118,16 +122,13 @@ struct Planted {
 }
 
 impl Provider for Planted {
-    fn op(&self) -> &str {
-        self.op
+    fn op(&self) -> Result<TextBuf, OpError> {
+        Ok(self.op.into())
     }
-    fn owner(&self) -> &'static str {
-        "planted"
+    fn claim(&self, _: &Query<'_>) -> Result<Claim, OpError> {
+        Ok(Claim::Yes(Granted::plain(Bits::of("ref"))))
     }
-    fn claim(&self, _: &Query<'_>) -> Claim {
-        Claim::Yes(Granted { bits: Bits::Of("ref.cpu.1".into()), plan: [0; 64] })
-    }
-    fn run(&self, call: &Call<'_>, _: &KernelPlan, below: &dyn Below) -> Result<(), OpError> {
+    fn run(&self, call: &Call<'_>, _: &KernelPlan, below: &BelowObject) -> Result<(), OpError> {
         if call.round.tokens.contains(&self.token) {
             match self.plant {
                 Plant::Error => return Err(OpError::new("this is planted")),
@@ -136,6 +137,15 @@ impl Provider for Planted {
             }
         }
         below.run(call)
+    }
+}
+
+impl Planted {
+    /// Options of a core with this provider, under the id "planted".
+    fn options(self) -> CoreOptions {
+        let mut hooks = Hooks::default();
+        hooks.add_object("planted", ProviderObject::new(self)).unwrap();
+        CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() }
     }
 }
 
@@ -186,11 +196,7 @@ fn a_failure_on_any_rank_ends_only_its_request() {
             }
             let rank = i % ranks;
             let two = engine(&options(&tiny_dir(), 2, 16), ranks, |r| {
-                let mut options = CoreOptions::default();
-                if r == rank {
-                    options.registry.add(Arc::new(Planted { op, token: 481, plant }));
-                }
-                options
+                if r == rank { Planted { op, token: 481, plant }.options() } else { plain(r) }
             });
             let what = format!("{plant:?} in {op} on rank {rank} of {ranks}");
             let (a, b) = (two.submit(good.clone()).unwrap(), two.submit(bad.clone()).unwrap());
@@ -219,11 +225,8 @@ fn an_exchange_that_fails_ends_all_ranks_with_the_reason() {
     bad.ids[23] = 481;
     for rank in [0, 1] {
         let two = engine(&options(&tiny_dir(), 1, 16), 2, |r| {
-            let mut options = CoreOptions::default();
-            if r == rank {
-                options.registry.add(Arc::new(Planted { op: "comm.sum", token: 481, plant: Plant::Error }));
-            }
-            options
+            let planted = Planted { op: "comm.sum", token: 481, plant: Plant::Error };
+            if r == rank { planted.options() } else { plain(r) }
         });
         let error = reply(&two.submit(bad.clone()).unwrap()).unwrap_err();
         assert!(matches!(&error, EngineError::Unavailable(m) if m.contains("this is planted")), "{error:?}");
