@@ -3,5 +3,6 @@
 pub mod drafts;
 pub mod goldens;
 pub mod hooks;
+pub mod guess;
 pub mod http;
 pub mod model;

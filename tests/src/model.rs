@@ -5,7 +5,6 @@ use std::thread;
 
 use plugfold_abi::Phase;
 use plugfold_engine::core::{Core, CoreOptions, Forward, SeqRows, Want};
-use plugfold_engine::drafts::Drafter;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::rank::{Options, Rank};
 use plugfold_engine::ranks::World;
@@ -126,13 +125,9 @@ pub fn ids(seed: u64, n: usize, vocab: u32) -> Vec<u32> {
 pub fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> Request {
     Request {
         ids: ids(seed, prompt, 480),
-        attachments: vec![],
         sampling,
         max_tokens: tokens,
-        stop_ids: vec![],
-        draft: true,
-        logprobs: None,
-        thinking: None,
+        ..Request::default()
     }
 }
 
@@ -166,25 +161,12 @@ pub fn plain(_: usize) -> CoreOptions {
 /// # Panics
 /// When it cannot be loaded.
 pub fn engine(options: &Options, ranks: usize, core: impl Fn(usize) -> CoreOptions) -> Engine {
-    engine_with(options, ranks, core, |_| None)
-}
-
-/// As [`engine`], with a drafter on each rank.
-///
-/// # Panics
-/// As [`engine`].
-pub fn engine_with(
-    options: &Options,
-    ranks: usize,
-    core: impl Fn(usize) -> CoreOptions,
-    drafter: impl Fn(usize) -> Option<Box<dyn Drafter>>,
-) -> Engine {
     let mut worlds = World::local(ranks).unwrap_or_else(|e| panic!("{e}"));
     for world in worlds.drain(1..) {
         let rank = world.rank();
-        let (options, core, drafter) = (options.clone(), core(rank), drafter(rank));
-        thread::spawn(move || Rank::load(&options, core, world)?.with_drafter(drafter).follow());
+        let (options, core) = (options.clone(), core(rank));
+        thread::spawn(move || Rank::load(&options, core, world)?.follow());
     }
     let lead = Rank::load(options, core(0), worlds.remove(0)).unwrap_or_else(|e| panic!("{e}"));
-    Engine::start(lead.with_drafter(drafter(0))).unwrap_or_else(|e| panic!("{e}"))
+    Engine::start(lead).unwrap_or_else(|e| panic!("{e}"))
 }

@@ -2,21 +2,20 @@
 //! equals its solo run.
 #![allow(clippy::unwrap_used)]
 
-use plugfold_engine::drafts::Drafter;
 use plugfold_engine::service::{Event, Finish, Request, Sampling, Service};
 use plugfold_tests::goldens::tiny_dir;
-use plugfold_tests::model::{engine, engine_with, options, plain, reply, request};
+use plugfold_tests::guess::{Guess, guessing};
+use plugfold_tests::model::{engine, options, plain, reply, request};
 
 /// Guesses that the text repeats: what followed the last occurrence of the last token. Sometimes right, often wrong.
 struct Repeats;
 
-impl Drafter for Repeats {
-    fn propose(&mut self, _: usize, ids: &[u32], budget: usize) -> Vec<u32> {
+impl Guess for Repeats {
+    fn guess(&self, ids: &[u32], budget: usize) -> Vec<u32> {
         let Some((last, before)) = ids.split_last() else { return Vec::new() };
         let found = before.iter().rposition(|id| id == last);
         found.map_or_else(Vec::new, |at| ids[at + 1..].iter().take(budget.min(1 + at % 7)).copied().collect())
     }
-    fn forget(&mut self, _: usize, _: usize) {}
 }
 
 fn jobs() -> Vec<Request> {
@@ -44,7 +43,7 @@ fn each_equals_its_solo_run() {
     let alone: Vec<_> = jobs.iter().map(|j| reply(&solo.submit(j.clone()).unwrap()).unwrap()).collect();
     drop(solo);
 
-    let four = engine_with(&options(&tiny_dir(), 4, 24), 1, plain, |_| Some(Box::new(Repeats)));
+    let four = engine(&options(&tiny_dir(), 4, 24), 1, |_| guessing(Repeats));
     let mut handles = Vec::new();
     let mut aborted = Vec::new();
     for (i, job) in jobs.iter().enumerate() {

@@ -1,12 +1,12 @@
 //! Log probabilities and the thinking budget: true values, and the same drafted, batched, alone and on every rank count.
 #![allow(clippy::unwrap_used)]
 
-use plugfold_engine::drafts::Drafter;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::logprobs::TokenLogprobs;
 use plugfold_engine::service::{EngineError, Event, Handle, Request, Sampling, Service, ThinkingBudget};
 use plugfold_tests::goldens::tiny_dir;
-use plugfold_tests::model::{engine, engine_with, on_ranks, options, plain, request};
+use plugfold_tests::guess::{Guess, guessing};
+use plugfold_tests::model::{engine, on_ranks, options, plain, request};
 
 const SAMPLED: Sampling = Sampling { temperature: 1.3, top_k: 8, top_p: 0.9, min_p: 0.01, seed: None };
 /// Ends the reasoning in these tests.
@@ -39,11 +39,10 @@ fn ask(engine: &Engine, job: &Request) -> Told {
 /// Proposes a recorded reply.
 struct Recorded(Vec<u32>);
 
-impl Drafter for Recorded {
-    fn propose(&mut self, _: usize, ids: &[u32], budget: usize) -> Vec<u32> {
+impl Guess for Recorded {
+    fn guess(&self, ids: &[u32], budget: usize) -> Vec<u32> {
         self.0.iter().skip(ids.len()).take(budget).copied().collect()
     }
-    fn forget(&mut self, _: usize, _: usize) {}
 }
 
 fn jobs() -> Vec<Request> {
@@ -105,9 +104,7 @@ fn drafted_batched_and_alone_tell_the_same() {
                 if let Some(at) = wrong {
                     script[at] = CLOSE + 1;
                 }
-                let drafted = engine_with(&options(&tiny_dir(), 1, 64), ranks, plain, |_| {
-                    Some(Box::new(Recorded(script.clone())))
-                });
+                let drafted = engine(&options(&tiny_dir(), 1, 64), ranks, |_| guessing(Recorded(script.clone())));
                 assert_eq!(&ask(&drafted, job), want, "drafted on {ranks} ranks");
             }
         }

@@ -8,7 +8,6 @@ use plugfold_abi::{
     TextBuf,
 };
 use plugfold_engine::core::CoreOptions;
-use plugfold_engine::drafts::Drafter;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::plan::{Admission, Piece, Plan};
@@ -17,7 +16,8 @@ use plugfold_engine::ranks::World;
 use plugfold_engine::rounds::{Outcome, Rounds};
 use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, Sampling, Service};
 use plugfold_tests::goldens::tiny_dir;
-use plugfold_tests::model::{engine, engine_with, ids, options, plain, reply, request};
+use plugfold_tests::guess::{Guess, guessing};
+use plugfold_tests::model::{engine, ids, options, plain, reply, request};
 
 const VOCAB: u32 = 480;
 const SAMPLED: Sampling = Sampling { temperature: 0.9, top_k: 20, top_p: 0.95, min_p: 0.0, seed: None };
@@ -45,8 +45,8 @@ fn batched_alone_and_on_any_number_of_ranks_of_one_split() {
 /// Proposes what a recorded reply says, with a mistake now and then.
 struct Recorded(Vec<u32>);
 
-impl Drafter for Recorded {
-    fn propose(&mut self, _: usize, ids: &[u32], budget: usize) -> Vec<u32> {
+impl Guess for Recorded {
+    fn guess(&self, ids: &[u32], budget: usize) -> Vec<u32> {
         let at = ids.len();
         let mut drafts: Vec<u32> = self.0.iter().skip(at).take(budget).copied().collect();
         if at.is_multiple_of(3)
@@ -56,7 +56,6 @@ impl Drafter for Recorded {
         }
         drafts
     }
-    fn forget(&mut self, _: usize, _: usize) {}
 }
 
 #[test]
@@ -67,9 +66,7 @@ fn drafted_equals_serial() {
             reply(&engine(&options(&tiny_dir(), 1, 64), 1, plain).submit(job.clone()).unwrap()).unwrap();
         let all: Vec<u32> = job.ids.iter().chain(&serial.0).copied().collect();
         for ranks in [1, 2] {
-            let drafted = engine_with(&options(&tiny_dir(), 1, 64), ranks, plain, |_| {
-                Some(Box::new(Recorded(all.clone())))
-            });
+            let drafted = engine(&options(&tiny_dir(), 1, 64), ranks, |_| guessing(Recorded(all.clone())));
             let handle = drafted.submit(job.clone()).unwrap();
             let mut tokens = Vec::new();
             let mut rounds = 0;
