@@ -9,6 +9,7 @@ use figment::value::magic::RelativePathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::http::app::{ClearThinking, DefaultEffort, HealthMode, HttpSettings, ReasoningFields};
+use crate::http::keys::{KeyError, Keys};
 use crate::http::limits::Limits;
 
 /// Where profiles are looked for by name, besides `config/` here and above the program.
@@ -39,6 +40,14 @@ pub struct Settings {
     pub port: u16,
     /// The model's name in replies; without it the folder's name.
     pub served_name: Option<String>,
+    /// Further names under which the model is listed.
+    pub aliases: Vec<String>,
+    /// File of the API keys; in a profile relative to the profile's file. Without it, and without `api_key`, anybody may
+    /// use the server.
+    pub api_key_file: Option<RelativePathBuf>,
+    /// One API key, or `sha256:` and its hash; meant for the environment.
+    #[serde(skip_serializing)]
+    pub api_key: Option<String>,
     /// Tokens of a request, prompt and reply together; without it what the model allows.
     pub context: Option<usize>,
     /// Requests that run at once.
@@ -84,6 +93,9 @@ impl Default for Settings {
             host: "127.0.0.1".into(),
             port: 8000,
             served_name: None,
+            aliases: Vec::new(),
+            api_key_file: None,
+            api_key: None,
             context: None,
             slots: 4,
             prefill_rows: 64,
@@ -196,12 +208,29 @@ impl Settings {
         }
     }
 
-    /// The settings of the HTTP layer.
+    /// The API keys, of the file and of the environment together.
+    ///
+    /// # Errors
+    /// A file that cannot be read or has none, a key that is none.
+    pub fn keys(&self) -> Result<Keys, KeyError> {
+        let mut keys = match &self.api_key_file {
+            Some(path) => Keys::load(&path.relative())?,
+            None => Keys::default(),
+        };
+        if let Some(key) = &self.api_key {
+            keys.add(key)?;
+        }
+        Ok(keys)
+    }
+
+    /// The settings of the HTTP layer, without API keys.
     pub fn http(&self, model: &Path) -> HttpSettings {
         let folder =
             || model.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
         HttpSettings {
             served_name: self.served_name.clone().unwrap_or_else(folder),
+            aliases: self.aliases.clone(),
+            keys: Keys::default(),
             max_tokens: self.max_tokens,
             reasoning_fields: self.reasoning_fields,
             effort_field: self.effort_field,

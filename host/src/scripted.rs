@@ -78,6 +78,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     queue_limit: usize,
+    /// Prompts of requests that ended, once the engine was told to remember.
+    memory: Mutex<Option<Vec<Vec<u32>>>>,
 }
 
 impl Shared {
@@ -101,6 +103,7 @@ impl ScriptedService {
             state: Mutex::new(State { busy: vec![false; slots], ..State::default() }),
             changed: Condvar::new(),
             queue_limit: 1024,
+            memory: Mutex::default(),
         });
         for slot in 0..slots {
             let shared = Arc::clone(&shared);
@@ -120,6 +123,11 @@ impl ScriptedService {
             slots,
             ranks: 1,
         }
+    }
+
+    /// From now on prompts are remembered, and what a later one shares with one of them counts as cached.
+    pub fn remember(&self) {
+        self.shared.memory.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
     }
 
     /// From now on the engine counts as failed.
@@ -189,6 +197,16 @@ fn serve_slot(shared: &Shared, slot: usize) {
     }
 }
 
+/// Cached prompt tokens as an engine with snapshots every 64 tokens has them; the prompt is remembered.
+fn cached(shared: &Shared, ids: &[u32]) -> usize {
+    let mut memory = shared.memory.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(prompts) = memory.as_mut() else { return 0 };
+    let common = |known: &Vec<u32>| known.iter().zip(ids).take_while(|(a, b)| a == b).count();
+    let longest = prompts.iter().map(common).max().unwrap_or(0);
+    prompts.push(ids.to_vec());
+    longest.min(ids.len().saturating_sub(1)) / 64 * 64
+}
+
 /// What the scripted engine says of a token: it had half the probability, the ids after it a half of the rest each.
 fn logprobs(id: u32, top: u32, vocab: usize) -> TokenLogprobs {
     let share = |at: u32| -f64::from(at + 1) * std::f64::consts::LN_2;
@@ -204,6 +222,7 @@ fn play(shared: &Shared, slot: usize, work: &Work) {
         queued_s,
         slot,
         seed: request.sampling.seed.unwrap_or_default(),
+        cached_tokens: cached(shared, &request.ids),
         ..RequestStats::default()
     };
     let mut generated = 0;
@@ -282,6 +301,7 @@ fn play(shared: &Shared, slot: usize, work: &Work) {
     state.busy[slot] = false;
     state.stats.requests += 1;
     state.stats.prompt_tokens += request.ids.len() as u64;
+    state.stats.cached_tokens += stats.cached_tokens as u64;
     state.stats.rounds += stats.rounds as u64;
     state.stats.prefill_s += stats.prefill_s;
     state.stats.decode_s += stats.decode_s;

@@ -61,6 +61,7 @@ pub struct TestServer {
     pub scripts: Scripts,
     /// Its engine.
     pub engine: Arc<ScriptedService>,
+    prompts: Arc<Mutex<Vec<Vec<u32>>>>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -87,8 +88,11 @@ impl TestServer {
     pub fn with(settings: HttpSettings, context: usize, slots: usize) -> Self {
         let scripts = Scripts::default();
         let (known, decoder) = (scripts.clone(), tokenizer());
+        let prompts = Arc::<Mutex<Vec<Vec<u32>>>>::default();
+        let seen = prompts.clone();
         let engine =
             Arc::new(ScriptedService::new(ScriptedService::info_for_tests(context, slots), move |request| {
+                seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.ids.clone());
                 known.get(&decoder.decode(&request.ids))
             }));
         let template = include_str!("../fixtures/chat/chat_template.jinja");
@@ -110,7 +114,7 @@ impl TestServer {
             });
         });
         let address = told.recv().expect("the server starts");
-        Self { address, scripts, engine, stop: Some(stop), thread: Some(thread) }
+        Self { address, scripts, engine, prompts, stop: Some(stop), thread: Some(thread) }
     }
 
     /// A new connection.
@@ -144,9 +148,13 @@ impl TestServer {
 
     /// `GET path`.
     pub fn get(&self, path: &str) -> Reply {
-        Reply::parse(
-            &self.raw(format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").as_bytes()),
-        )
+        self.get_with(path, "")
+    }
+
+    /// `GET path` with further header lines.
+    pub fn get_with(&self, path: &str, headers: &str) -> Reply {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n{headers}\r\n");
+        Reply::parse(&self.raw(request.as_bytes()))
     }
 
     /// `POST path` with a body of bytes.
@@ -162,6 +170,11 @@ impl TestServer {
     /// A chat completion of one user message, with further fields.
     pub fn chat(&self, text: &str, more: Value) -> Reply {
         self.post("/v1/chat/completions", &chat(text, more))
+    }
+
+    /// The prompts that reached the engine, in the order of their start.
+    pub fn prompts(&self) -> Vec<Vec<u32>> {
+        self.prompts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `/health`.
@@ -265,6 +278,23 @@ impl Reply {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {:?}", self.text()))
     }
 
+    /// The events of a stream of a dialect that names them; each must be named as its `type` says.
+    ///
+    /// # Panics
+    /// When the stream is not well formed.
+    pub fn named_events(&self) -> Vec<Value> {
+        let text = std::str::from_utf8(&self.body).unwrap_or_else(|e| panic!("{e}"));
+        assert!(text.ends_with("\n\n"), "a broken end: {text:?}");
+        let event = |event: &str| {
+            let (name, data) = event.split_once('\n').unwrap_or_else(|| panic!("not two lines: {event:?}"));
+            let data = data.strip_prefix("data: ").unwrap_or_else(|| panic!("no data: {event:?}"));
+            let data: Value = serde_json::from_str(data).unwrap_or_else(|e| panic!("{e}: {data}"));
+            assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event:?}");
+            data
+        };
+        text.split_terminator("\n\n").filter(|e| !e.starts_with(':')).map(event).collect()
+    }
+
     /// The body as text.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
@@ -279,6 +309,9 @@ impl Reply {
         let mut events = Vec::new();
         let mut done = false;
         for event in text.split_terminator("\n\n") {
+            if event.starts_with(':') {
+                continue;
+            }
             assert!(!done, "something after [DONE]: {event}");
             let data = event.strip_prefix("data: ").unwrap_or_else(|| panic!("not an event: {event:?}"));
             assert!(!data.contains('\n'), "an event of two lines: {data:?}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
-use plugfold::http::{App, Server};
+use plugfold::http::{App, HttpSettings, Server};
 use plugfold_engine::service::Service;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -41,6 +41,14 @@ struct Flags {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     served_name: Option<String>,
+    /// A further name under which the model is listed; may be given more than once.
+    #[arg(long = "alias", value_name = "NAME")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    aliases: Vec<String>,
+    /// File with the API keys, one a line; without it, and without PLUGFOLD_API_KEY, anybody may use the server.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    api_key_file: Option<std::path::PathBuf>,
     /// Most tokens of a reply when the request names no budget.
     #[arg(long, value_name = "TOKENS")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +78,7 @@ impl Serve {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
         let (host, port) = (settings.host.clone(), settings.port);
+        let keys = settings.keys()?;
         let server = runtime.block_on(Server::bind(&host, port)).with_context(|| {
             format!("cannot listen at {host} port {port}; free it, or choose another with --port")
         })?;
@@ -80,7 +89,11 @@ impl Serve {
         let (engine, others) = model::engine(&settings)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
-        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings.http(&folder)));
+        let app = Arc::new(App::new(
+            engine.clone(),
+            Arc::new(text),
+            HttpSettings { keys, ..settings.http(&folder) },
+        ));
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",
             app.settings.served_name, info.context, info.slots, info.ranks

@@ -9,7 +9,9 @@ use plugfold_engine::service::Service;
 use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
+use super::keys::Keys;
 use super::limits::{Limits, seconds};
+use super::metrics::Metrics;
 use crate::text::TextModel;
 
 /// Names of the reply fields that carry reasoning.
@@ -89,6 +91,10 @@ pub enum HealthMode {
 pub struct HttpSettings {
     /// The model's name in replies.
     pub served_name: String,
+    /// Further names under which the model is listed.
+    pub aliases: Vec<String>,
+    /// Who may use the server.
+    pub keys: Keys,
     /// Most tokens of a reply when the request names no budget.
     pub max_tokens: usize,
     /// Where reasoning is sent.
@@ -114,6 +120,8 @@ impl HttpSettings {
     pub fn new(served_name: impl Into<String>) -> Self {
         Self {
             served_name: served_name.into(),
+            aliases: Vec::new(),
+            keys: Keys::default(),
             max_tokens: 4096,
             reasoning_fields: ReasoningFields::default(),
             effort_field: true,
@@ -145,6 +153,8 @@ pub struct App {
     active_ms: AtomicU64,
     /// Requests that were refused.
     pub rejected: AtomicU64,
+    /// What was measured of ended requests.
+    pub metrics: Metrics,
 }
 
 /// One request inside the server.
@@ -171,6 +181,7 @@ impl App {
     /// Puts the parts together.
     pub fn new(service: Arc<dyn Service>, text: Arc<TextModel>, settings: HttpSettings) -> Self {
         let workers = settings.limits.text_workers.max(1);
+        let metrics = Metrics::new(&settings.served_name);
         Self {
             service,
             text,
@@ -182,6 +193,7 @@ impl App {
             next: AtomicU64::new(0),
             active_ms: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
+            metrics,
         }
     }
 

@@ -13,6 +13,8 @@ use super::limits::{Limits, seconds};
 
 /// A request that was routed and whose body was not read yet.
 pub struct Incoming {
+    /// Its path.
+    pub path: String,
     /// Its headers.
     pub headers: HeaderMap,
     /// Its body.
@@ -72,10 +74,16 @@ impl Incoming {
 /// The JSON object in a body; an empty body counts as `{}`.
 ///
 /// # Errors
-/// 400 in the contract's words.
-pub fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+/// 400 in the contract's words, or naming the depth limit.
+pub fn object(bytes: &[u8], limits: &Limits) -> Result<Map<String, Value>, ApiError> {
     if bytes.trim_ascii().is_empty() {
         return Ok(Map::new());
+    }
+    let most = limits.json_depth;
+    if deeper_than(bytes, most) {
+        return Err(ApiError::invalid(format!(
+            "the request body has more than {most} levels of objects and lists"
+        )));
     }
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(map),
@@ -84,9 +92,43 @@ pub fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
+/// Whether brackets outside of strings nest deeper than `most`.
+fn deeper_than(bytes: &[u8], most: usize) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
+    for byte in bytes {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            _ if in_string => {}
+            b'[' | b'{' => {
+                depth += 1;
+                if depth > most {
+                    return true;
+                }
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+        super::object(bytes, &Limits::default())
+    }
+
+    #[test]
+    fn depth_is_bounded_outside_of_strings() {
+        let nested = |depth: usize| format!("{{\"a\":{}{}}}", "[".repeat(depth - 1), "]".repeat(depth - 1));
+        assert!(object(nested(100).as_bytes()).is_ok());
+        assert!(object(nested(101).as_bytes()).unwrap_err().message.contains("100 levels"));
+        assert!(object(format!("{{\"a\":\"\\\"{}\"}}", "[".repeat(500)).as_bytes()).is_ok());
+    }
 
     #[test]
     fn what_counts_as_an_object() {

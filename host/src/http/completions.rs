@@ -1,47 +1,76 @@
-//! `/chat/completions` and `/completions`: prepare, submit, reply.
+//! Completions in every dialect: prepare, submit, reply.
 
 use std::convert::Infallible;
+use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use plugfold_engine::service::EngineError;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, Sleep};
 
 use super::app::App;
-use super::body::Incoming;
+use super::body::{Incoming, object};
+use super::dialect::{Dialect, Translated, name_skipped};
 use super::error::{ApiError, json_response};
 use super::limits::seconds;
-use super::pump::{Pump, Update, Updates};
+use super::pump::{Part, Pump, Update, Updates};
 use super::request::{self, Job, Kind};
-use super::shape::Shape;
+use super::shape::messages::Message;
+use super::shape::openai::Completion;
+use super::shape::{self, Shape};
+use super::{messages, responses};
 use crate::reply::{ChatParser, ReplyParser, ReplyReader, Verbatim};
 
+/// A request whose reply has begun.
+struct Started {
+    shape: Box<dyn Shape>,
+    updates: Updates,
+    stream: bool,
+    skipped: Vec<String>,
+}
+
 /// Serves a completion.
-pub async fn serve(app: Arc<App>, incoming: Incoming, kind: Kind) -> Response {
-    match start(&app, incoming, kind).await {
+pub async fn serve(app: Arc<App>, incoming: Incoming, dialect: Dialect) -> Response {
+    let started = match start(&app, incoming, dialect).await {
+        Ok(started) => started,
         Err(error) => {
             app.rejected.fetch_add(1, Ordering::Relaxed);
-            error.into_response()
+            return dialect.refuse(&error);
         }
-        Ok((shape, updates, true)) => stream(shape, updates),
-        Ok((shape, updates, false)) => whole(shape, updates).await,
-    }
+    };
+    let Started { shape, updates, stream, skipped } = started;
+    let mut response = if stream {
+        streamed(shape, updates, seconds(app.settings.limits.keep_alive_s))
+    } else {
+        whole(shape, updates, dialect).await
+    };
+    name_skipped(&skipped, response.headers_mut());
+    response
 }
 
 /// Checks and submits a request, all of it off the async threads.
-async fn start(app: &Arc<App>, incoming: Incoming, kind: Kind) -> Result<(Shape, Updates, bool), ApiError> {
+async fn start(app: &Arc<App>, incoming: Incoming, dialect: Dialect) -> Result<Started, ApiError> {
     let connection = incoming.connection.clone();
     let bytes = incoming.bytes(&app.settings.limits).await?;
     let shared = Arc::clone(app);
     off_thread(app, move || {
-        let job = request::read(&shared, kind, &super::body::object(&bytes)?)?;
+        let body = object(&bytes, &shared.settings.limits)?;
         drop(bytes);
-        let shape = Shape::new(&job, now(), &shared.settings.served_name, shared.settings.reasoning_fields);
+        let Translated { body, skipped, echo, seal } = translate(dialect, body)?;
+        let kind = if dialect == Dialect::Text { Kind::Text } else { Kind::Chat };
+        let job = request::read(&shared, kind, &body).map_err(|error| in_words_of(dialect, error))?;
+        let shape: Box<dyn Shape> = match dialect {
+            Dialect::Chat | Dialect::Text => Box::new(Completion::new(&shared, &job, now())),
+            Dialect::Messages => Box::new(Message::new(&shared, &job, now())),
+            Dialect::Responses => Box::new(shape::responses::Response::new(&shared, &job, now(), echo, seal)),
+        };
         let Job { request, stops, tools, thinking, stream, .. } = job;
         let parser: Box<dyn ReplyParser> = match kind {
             Kind::Chat => Box::new(ChatParser::new(thinking, tools)),
@@ -51,9 +80,59 @@ async fn start(app: &Arc<App>, incoming: Incoming, kind: Kind) -> Result<(Shape,
         let handle = shared.service.submit(request)?;
         let updates =
             Pump::start(&shared, handle, ReplyReader::new(parser, stops), prompt, thinking, connection)?;
-        Ok((shape, updates, stream))
+        Ok(Started { shape, updates, stream, skipped })
     })
     .await
+}
+
+/// A request's body in the words of a chat completion or completion.
+///
+/// # Errors
+/// What the client is told.
+pub fn translate(dialect: Dialect, body: Map<String, Value>) -> Result<Translated, ApiError> {
+    match dialect {
+        Dialect::Chat | Dialect::Text => Ok(Translated { body, ..Translated::default() }),
+        Dialect::Messages => messages::translate(&body),
+        Dialect::Responses => responses::translate(&body),
+    }
+}
+
+/// A refusal of the translated request, with the field's name in the client's dialect.
+fn in_words_of(dialect: Dialect, mut error: ApiError) -> ApiError {
+    if dialect == Dialect::Responses {
+        let theirs = match error.param.as_deref() {
+            Some("messages") => "input",
+            Some("max_tokens") => "max_output_tokens",
+            Some("response_format") => "text",
+            _ => return error,
+        };
+        error.param = Some(theirs.to_owned());
+    }
+    error
+}
+
+/// `POST /v1/messages/count_tokens`: the tokens of a Messages request, without running it.
+pub async fn count_tokens(app: Arc<App>, incoming: Incoming) -> Response {
+    let counted = async {
+        let bytes = incoming.bytes(&app.settings.limits).await?;
+        let shared = Arc::clone(&app);
+        off_thread(&app, move || {
+            let translated = messages::translate(&object(&bytes, &shared.settings.limits)?)?;
+            Ok((request::tokenize(&shared, &translated.body)?.len(), translated.skipped))
+        })
+        .await
+    };
+    match counted.await {
+        Ok((count, skipped)) => {
+            let mut response = json_response(StatusCode::OK, &json!({"input_tokens": count}));
+            name_skipped(&skipped, response.headers_mut());
+            response
+        }
+        Err(error) => {
+            app.rejected.fetch_add(1, Ordering::Relaxed);
+            Dialect::Messages.refuse(&error)
+        }
+    }
 }
 
 /// Runs work on text on a blocking thread, a bounded number at once and within the time budget.
@@ -91,14 +170,14 @@ fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_secs())
 }
 
-async fn whole(mut shape: Shape, mut updates: Updates) -> Response {
-    let mut pieces = Vec::new();
+async fn whole(mut shape: Box<dyn Shape>, mut updates: Updates, dialect: Dialect) -> Response {
+    let mut all = Part::default();
     loop {
         match updates.next().await {
-            Some(Update::Pieces(more)) => pieces.extend(more),
-            Some(Update::End(ending)) => return json_response(StatusCode::OK, &shape.whole(pieces, &ending)),
-            Some(Update::Failed(error)) => return ApiError::from(error).into_response(),
-            None => return lost().into_response(),
+            Some(Update::Part(more)) => all.append(more),
+            Some(Update::End(ending)) => return json_response(StatusCode::OK, &shape.whole(all, &ending)),
+            Some(Update::Failed(error)) => return dialect.refuse(&ApiError::from(error)),
+            None => return dialect.refuse(&lost()),
         }
     }
 }
@@ -107,20 +186,25 @@ fn lost() -> ApiError {
     ApiError::from(EngineError::Failed("the reply was lost".into()))
 }
 
-fn stream(shape: Shape, updates: Updates) -> Response {
+fn streamed(shape: Box<dyn Shape>, updates: Updates, keep_alive: Duration) -> Response {
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-cache"),
         (header::CONNECTION, "close"),
     ];
-    (headers, Body::from_stream(EventStream { shape, updates, state: State::Opening })).into_response()
+    let quiet = (!keep_alive.is_zero()).then(|| Box::pin(tokio::time::sleep(keep_alive)));
+    let stream = EventStream { shape, updates, state: State::Opening, keep_alive, quiet };
+    (headers, Body::from_stream(stream)).into_response()
 }
 
 /// Writes a reply as server-sent events.
 struct EventStream {
-    shape: Shape,
+    shape: Box<dyn Shape>,
     updates: Updates,
     state: State,
+    keep_alive: Duration,
+    /// Ends when nothing was written for that long.
+    quiet: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(PartialEq)]
@@ -130,54 +214,55 @@ enum State {
     Ended,
 }
 
+impl EventStream {
+    /// The events that can be written now.
+    fn events(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<shape::Event>>> {
+        match self.state {
+            State::Ended => return Poll::Ready(None),
+            State::Opening => {
+                self.state = State::Running;
+                return Poll::Ready(Some(self.shape.opening()));
+            }
+            State::Running => {}
+        }
+        let update = std::task::ready!(self.updates.poll_next(context));
+        if !matches!(update, Some(Update::Part(_))) {
+            self.state = State::Ended;
+        }
+        Poll::Ready(Some(match update {
+            Some(Update::Part(part)) => self.shape.part(part),
+            Some(Update::End(ending)) => self.shape.closing(&ending),
+            Some(Update::Failed(error)) => self.shape.failure(&ApiError::from(error)),
+            None => self.shape.failure(&lost()),
+        }))
+    }
+}
+
 impl futures_core::Stream for EventStream {
     type Item = Result<Bytes, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
         loop {
-            let mut out = String::new();
-            match this.state {
-                State::Ended => return Poll::Ready(None),
-                State::Opening => {
-                    this.state = State::Running;
-                    this.shape.opening().iter().for_each(|event| write_event(&mut out, event));
+            match this.events(context) {
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(Some(events)) => {
+                    let mut out = String::new();
+                    events.iter().for_each(|event| event.write(&mut out));
+                    if out.is_empty() {
+                        continue;
+                    }
+                    if let Some(quiet) = &mut this.quiet {
+                        quiet.as_mut().reset(Instant::now() + this.keep_alive);
+                    }
+                    return Poll::Ready(Some(Ok(out.into())));
                 }
-                State::Running => match std::task::ready!(this.updates.poll_next(context)) {
-                    Some(Update::Pieces(pieces)) => {
-                        this.shape.events(pieces).iter().for_each(|event| write_event(&mut out, event));
-                    }
-                    Some(Update::End(ending)) => {
-                        write_event(&mut out, &this.shape.closing(&ending));
-                        this.end(&mut out);
-                    }
-                    Some(Update::Failed(error)) => {
-                        write_event(&mut out, &ApiError::from(error).body());
-                        this.end(&mut out);
-                    }
-                    None => {
-                        write_event(&mut out, &lost().body());
-                        this.end(&mut out);
-                    }
-                },
+                Poll::Pending => {}
             }
-            if !out.is_empty() {
-                return Poll::Ready(Some(Ok(out.into())));
-            }
+            let Some(quiet) = &mut this.quiet else { return Poll::Pending };
+            std::task::ready!(quiet.as_mut().poll(context));
+            quiet.as_mut().reset(Instant::now() + this.keep_alive);
+            return Poll::Ready(Some(Ok(this.shape.keep_alive().into())));
         }
     }
-}
-
-impl EventStream {
-    fn end(&mut self, out: &mut String) {
-        out.push_str("data: [DONE]\n\n");
-        self.state = State::Ended;
-    }
-}
-
-/// One `data:` line and a blank line. JSON text never holds a raw newline.
-fn write_event(out: &mut String, event: &Value) {
-    out.push_str("data: ");
-    out.push_str(&event.to_string());
-    out.push_str("\n\n");
 }

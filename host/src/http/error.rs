@@ -1,6 +1,6 @@
 //! Errors in the form that OpenAI clients read.
 
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plugfold_engine::service::EngineError;
 use serde_json::{Value, json};
@@ -60,6 +60,31 @@ impl ApiError {
         self
     }
 
+    /// No API key, or none that is known (401).
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::with_status(StatusCode::UNAUTHORIZED, message).with_code("invalid_api_key")
+    }
+
+    /// Headers that belong to the status.
+    pub fn add_headers(&self, headers: &mut HeaderMap) {
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+    }
+
+    /// The JSON body in Anthropic's form.
+    pub fn anthropic(&self) -> Value {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            503 => "overloaded_error",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.body()["error"]["message"]}})
+    }
+
     /// The JSON body; also what an error event of a stream carries.
     pub fn body(&self) -> Value {
         let server = self.status.is_server_error();
@@ -75,7 +100,9 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        json_response(self.status, &self.body())
+        let mut response = json_response(self.status, &self.body());
+        self.add_headers(response.headers_mut());
+        response
     }
 }
 

@@ -5,22 +5,34 @@ use std::sync::atomic::Ordering;
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use prometheus::{Counter, Encoder as _, Gauge, Opts, Registry, TextEncoder};
 use serde_json::{Value, json};
 
 use super::app::{App, HealthMode, Stall};
 use super::body::{Incoming, object};
 use super::completions::off_thread;
-use super::error::{ApiError, json_response};
+use super::error::{ApiError, json_response, not_found};
 use super::request;
 
-/// `GET /v1/models`: the one served model and its context size.
-pub fn models(app: &App) -> Response {
-    let name = &app.settings.served_name;
+/// A name of the model, as `/v1/models` lists it.
+fn model(app: &App, name: &str) -> Value {
     let context = app.service.info().context;
-    let model = json!({"id": name, "object": "model", "owned_by": "tensorfold", "created": app.created(), "root": name,
-                       "max_model_len": context, "context_length": context});
-    json_response(StatusCode::OK, &json!({"object": "list", "data": [model]}))
+    json!({"id": name, "object": "model", "owned_by": "tensorfold", "created": app.created(),
+           "root": app.settings.served_name, "max_model_len": context, "context_length": context})
+}
+
+/// `GET /v1/models`: the one served model and its context size, then its other names.
+pub fn models(app: &App) -> Response {
+    let names = std::iter::once(&app.settings.served_name).chain(&app.settings.aliases);
+    let models: Vec<Value> = names.map(|name| model(app, name)).collect();
+    json_response(StatusCode::OK, &json!({"object": "list", "data": models}))
+}
+
+/// `GET /v1/models/NAME`: one name of the model.
+pub fn one_model(app: &App, name: &str) -> Response {
+    if name == app.settings.served_name || app.settings.aliases.iter().any(|alias| alias == name) {
+        return json_response(StatusCode::OK, &model(app, name));
+    }
+    not_found()
 }
 
 /// `GET /health`: liveness, live totals, what stalls.
@@ -72,7 +84,7 @@ pub fn health(app: &App) -> Response {
 
 /// `GET /metrics`: Prometheus text.
 pub fn metrics(app: &App) -> Response {
-    match metrics_text(app) {
+    match super::metrics::text(app) {
         Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
         Err(error) => {
             ApiError::with_status(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response()
@@ -80,63 +92,12 @@ pub fn metrics(app: &App) -> Response {
     }
 }
 
-fn metrics_text(app: &App) -> prometheus::Result<Vec<u8>> {
-    let stats = app.service.stats();
-    let registry = Registry::new();
-    let options =
-        |name: &str, help: &str| Opts::new(name, help).const_label("model", &app.settings.served_name);
-    let counters = [
-        ("tensorfold_requests_total", "Requests ended", stats.requests as f64),
-        ("tensorfold_request_errors_total", "Requests ended with an error", stats.errors as f64),
-        (
-            "tensorfold_requests_rejected_total",
-            "Requests refused",
-            app.rejected.load(Ordering::Relaxed) as f64,
-        ),
-        ("tensorfold_prompt_tokens_total", "Prompt tokens of ended requests", stats.prompt_tokens as f64),
-        (
-            "tensorfold_cached_tokens_total",
-            "Prompt tokens that were not computed again",
-            stats.cached_tokens as f64,
-        ),
-        ("tensorfold_completion_tokens_total", "Tokens generated", stats.completion_tokens as f64),
-        ("tensorfold_decode_rounds_total", "Decode rounds", stats.rounds as f64),
-        ("tensorfold_decode_seconds_total", "Seconds of decoding", stats.decode_s),
-        ("tensorfold_prefill_seconds_total", "Seconds of prefill", stats.prefill_s),
-    ];
-    for (name, help, value) in counters {
-        let counter = Counter::with_opts(options(name, help))?;
-        counter.inc_by(value);
-        registry.register(Box::new(counter))?;
-    }
-    let gauges = [
-        ("tensorfold_requests_inflight", "Requests inside the server", app.inside().0 as f64),
-        ("tensorfold_requests_running", "Requests in a slot", (stats.decoding + stats.prefilling) as f64),
-        ("tensorfold_requests_waiting", "Requests waiting for a slot", stats.waiting as f64),
-        ("tensorfold_requests_stalled", "Requests quiet for too long", app.stalls().len() as f64),
-        (
-            "tensorfold_engine_fatal",
-            "1 once the engine cannot go on",
-            f64::from(u8::from(stats.fatal.is_some())),
-        ),
-        ("tensorfold_uptime_seconds", "Seconds since the start", app.uptime().0),
-    ];
-    for (name, help, value) in gauges {
-        let gauge = Gauge::with_opts(options(name, help))?;
-        gauge.set(value);
-        registry.register(Box::new(gauge))?;
-    }
-    let mut text = Vec::new();
-    TextEncoder::new().encode(&registry.gather(), &mut text)?;
-    Ok(text)
-}
-
 /// `POST /tokenize`: the ids a completion would have, without running it.
 pub async fn tokenize(app: Arc<App>, incoming: Incoming) -> Response {
     let ids = async {
         let bytes = incoming.bytes(&app.settings.limits).await?;
         let shared = Arc::clone(&app);
-        off_thread(&app, move || request::tokenize(&shared, &object(&bytes)?)).await
+        off_thread(&app, move || request::tokenize(&shared, &object(&bytes, &shared.settings.limits)?)).await
     };
     match ids.await {
         Ok(ids) => {
@@ -145,6 +106,26 @@ pub async fn tokenize(app: Arc<App>, incoming: Incoming) -> Response {
                 json!({"count": ids.len(), "max_model_len": context, "tokens": ids, "token_strs": null});
             json_response(StatusCode::OK, &body)
         }
+        Err(error) => {
+            app.rejected.fetch_add(1, Ordering::Relaxed);
+            error.into_response()
+        }
+    }
+}
+
+/// `POST /detokenize`: the text of token ids.
+pub async fn detokenize(app: Arc<App>, incoming: Incoming) -> Response {
+    let text = async {
+        let bytes = incoming.bytes(&app.settings.limits).await?;
+        let shared = Arc::clone(&app);
+        off_thread(&app, move || {
+            let ids = request::token_ids(&shared, &object(&bytes, &shared.settings.limits)?)?;
+            Ok(shared.text.tokenizer.decode(&ids))
+        })
+        .await
+    };
+    match text.await {
+        Ok(text) => json_response(StatusCode::OK, &json!({"prompt": text})),
         Err(error) => {
             app.rejected.fetch_add(1, Ordering::Relaxed);
             error.into_response()

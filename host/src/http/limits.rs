@@ -12,22 +12,32 @@ pub struct Limits {
     pub header_s: f64,
     /// Seconds a client may take to send a request's body (60).
     pub body_s: f64,
+    /// Bytes of a request's headers (65,536).
+    pub header_bytes: usize,
     /// Open connections (1,024). More wait in the listening queue.
     pub connections: usize,
     /// Events of a stream that wait for its reader before text is gathered into larger ones (256).
     pub stream_events: usize,
+    /// Bytes of a stream that wait for its reader (1 MiB); then the connection is dropped and the run cancelled.
+    pub stream_bytes: usize,
+    /// Seconds of silence after which a stream gets a comment that keeps it alive (10); 0: never.
+    pub keep_alive_s: f64,
     /// Seconds that text of a stream may wait for its reader; then the connection is dropped and the run cancelled (10).
     pub reader_s: f64,
     /// Seconds a connection may take no bytes while some wait to be written (30).
     pub write_s: f64,
     /// Bytes the system may buffer for a slow reader, a connection (131,072).
     pub send_buffer: usize,
+    /// Depth of objects and lists in a request body (100; at most 127).
+    pub json_depth: usize,
     /// Stop strings of a request (64).
     pub stop_strings: usize,
     /// Bytes of one stop string (1,024).
     pub stop_bytes: usize,
     /// Tools of a request (1,024).
     pub tools: usize,
+    /// Bytes of the tools of a request with their schemas, and of an output schema (4 MiB).
+    pub schema_bytes: usize,
     /// Messages of a request (100,000).
     pub messages: usize,
     /// Keys of `logit_bias`, which has no effect (1,024).
@@ -45,15 +55,20 @@ impl Default for Limits {
         Self {
             body_bytes: 64 << 20,
             header_s: 10.0,
+            header_bytes: 64 << 10,
             body_s: 60.0,
             connections: 1024,
             stream_events: 256,
+            stream_bytes: 1 << 20,
+            keep_alive_s: 10.0,
             reader_s: 10.0,
             write_s: 30.0,
             send_buffer: 128 << 10,
+            json_depth: 100,
             stop_strings: 64,
             stop_bytes: 1024,
             tools: 1024,
+            schema_bytes: 4 << 20,
             messages: 100_000,
             logit_bias: 1024,
             prompt_bytes: 16 << 20,

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use plugfold_engine::logprobs::TokenLogprobs;
 use plugfold_engine::service::{EngineError, Event, Finish, Handle, RequestStats};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
@@ -22,18 +23,60 @@ use crate::text::TextModel;
 const CONGESTED: Duration = Duration::from_millis(5);
 /// How long the engine may take to confirm a cancelled run before its statistics are given up.
 const CONFIRM: Duration = Duration::from_secs(5);
-/// Largest text that waits for a slow reader, in bytes.
-const WAITING_BYTES: usize = 1 << 20;
 
 /// What the reply side gets, in order; `End` or `Failed` is the last.
 #[derive(Debug)]
 pub enum Update {
     /// What one or more rounds added.
-    Pieces(Vec<Piece>),
+    Part(Part),
     /// The reply is complete.
     End(Ending),
     /// The request failed.
     Failed(EngineError),
+}
+
+/// What one or more rounds added to a reply.
+#[derive(Clone, Debug, Default)]
+pub struct Part {
+    /// Its text and calls.
+    pub pieces: Vec<Piece>,
+    /// Its tokens with their log probabilities, when the request asks for them.
+    pub told: Vec<Told>,
+}
+
+impl Part {
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty() && self.told.is_empty()
+    }
+
+    /// Takes in what came after it.
+    pub fn append(&mut self, more: Part) {
+        for piece in more.pieces {
+            match (self.pieces.last_mut(), piece) {
+                (Some(Piece::Content(last)), Piece::Content(text))
+                | (Some(Piece::Reasoning(last)), Piece::Reasoning(text)) => last.push_str(&text),
+                (_, piece) => self.pieces.push(piece),
+            }
+        }
+        self.told.extend(more.told);
+    }
+
+    /// Bytes it holds, roughly.
+    fn bytes(&self) -> usize {
+        let told = |t: &Told| 64 + 16 * t.logprobs.top.len();
+        self.pieces.iter().map(size).sum::<usize>() + self.told.iter().map(told).sum::<usize>()
+    }
+}
+
+/// A token with its log probabilities.
+#[derive(Clone, Debug)]
+pub struct Told {
+    /// The token.
+    pub id: u32,
+    /// It belongs to the reasoning.
+    pub thinking: bool,
+    /// What was told of it.
+    pub logprobs: TokenLogprobs,
 }
 
 /// How a reply ended.
@@ -41,8 +84,8 @@ pub enum Update {
 pub struct Ending {
     /// Why the engine ended it.
     pub finish: Finish,
-    /// A stop string matched.
-    pub stopped: bool,
+    /// The stop string that matched.
+    pub stop: Option<String>,
     /// The tokens that count: through the one that completed a stop string.
     pub ids: Vec<u32>,
     /// Those of them that belong to the reasoning.
@@ -80,12 +123,21 @@ pub struct Pump {
     handle: Handle,
     reader: ReplyReader,
     text: Arc<TextModel>,
+    app: Arc<App>,
+    prompt: usize,
+    begun: Instant,
+    /// The end is in the metrics.
+    counted: bool,
     guard: Guard,
     sender: mpsc::Sender<Update>,
     /// Tells the connection that its reader is too slow.
     drop_connection: Arc<Notify>,
     patience: Duration,
-    waiting: Vec<Piece>,
+    /// Largest part that waits for a slow reader, in bytes.
+    most_waiting: usize,
+    waiting: Part,
+    /// Log probabilities of the tokens that come next.
+    told: Vec<TokenLogprobs>,
     waiting_since: Option<Instant>,
     ids: Vec<u32>,
     thinking: bool,
@@ -115,11 +167,17 @@ impl Pump {
             handle,
             reader,
             text: Arc::clone(&app.text),
+            app: Arc::clone(app),
+            prompt,
+            begun: Instant::now(),
+            counted: false,
             guard: app.enter(prompt),
             sender,
             drop_connection,
             patience: seconds(limits.reader_s),
-            waiting: Vec::new(),
+            most_waiting: limits.stream_bytes,
+            waiting: Part::default(),
+            told: Vec::new(),
             waiting_since: None,
             ids: Vec::new(),
             thinking,
@@ -135,6 +193,9 @@ impl Pump {
     fn run(mut self) {
         if self.events().is_err() {
             self.handle.cancel();
+            if !self.counted {
+                self.app.metrics.left();
+            }
             if !self.sender.is_closed() {
                 tracing::warn!(tokens = self.ids.len(), "a stream's reader is too slow: dropped");
                 self.drop_connection.notify_one();
@@ -150,26 +211,27 @@ impl Pump {
                 self.handle.events.recv_timeout(CONGESTED)
             };
             match event {
-                Ok(Event::Prefill { .. } | Event::Logprobs(_)) => self.guard.heard(0),
+                Ok(Event::Prefill { .. }) => self.guard.heard(0),
+                Ok(Event::Logprobs(told)) => self.told = told,
                 Ok(Event::Tokens(ids)) => {
                     self.guard.heard(ids.len());
-                    let mut pieces = Vec::new();
-                    let stopped = self.tokens(&ids, &mut pieces);
-                    self.offer(pieces)?;
+                    let mut part = Part::default();
+                    let stopped = self.tokens(&ids, &mut part);
+                    self.offer(part)?;
                     if stopped {
                         self.handle.cancel();
                         let (finish, stats) = self.confirm();
-                        return self.end(finish, stats, true);
+                        return self.end(finish, stats);
                     }
                 }
                 Ok(Event::Done { finish, stats }) => {
-                    let mut pieces = Vec::new();
-                    let stopped = self.reader.finish(&mut pieces);
-                    self.offer(pieces)?;
-                    return self.end(finish, stats, stopped);
+                    let mut part = Part::default();
+                    self.reader.finish(&mut part.pieces);
+                    self.offer(part)?;
+                    return self.end(finish, stats);
                 }
                 Ok(Event::Error(error)) => return self.last(Update::Failed(error)),
-                Err(RecvTimeoutError::Timeout) => self.offer(Vec::new())?,
+                Err(RecvTimeoutError::Timeout) => self.offer(Part::default())?,
                 Err(RecvTimeoutError::Disconnected) => {
                     let error = EngineError::Failed("the engine dropped the request without a word".into());
                     return self.last(Update::Failed(error));
@@ -179,14 +241,18 @@ impl Pump {
     }
 
     /// Reads the tokens of one round. `true`: a stop string ended the reply.
-    fn tokens(&mut self, ids: &[u32], pieces: &mut Vec<Piece>) -> bool {
+    fn tokens(&mut self, ids: &[u32], part: &mut Part) -> bool {
+        let mut told = std::mem::take(&mut self.told).into_iter();
         for id in ids {
             self.ids.push(*id);
+            if let Some(logprobs) = told.next() {
+                part.told.push(Told { id: *id, thinking: self.thinking, logprobs });
+            }
             if self.thinking {
                 self.reasoning_tokens += 1;
                 self.thinking = Some(*id) != self.text.think_close;
             }
-            if self.reader.push(self.text.tokenizer.token_bytes(*id), pieces) {
+            if self.reader.push(self.text.tokenizer.token_bytes(*id), &mut part.pieces) {
                 return true;
             }
         }
@@ -205,43 +271,42 @@ impl Pump {
         }
     }
 
-    /// Hands pieces on, or gathers them while the channel is full.
-    fn offer(&mut self, pieces: Vec<Piece>) -> Result<(), Gone> {
-        for piece in pieces {
-            match (self.waiting.last_mut(), piece) {
-                (Some(Piece::Content(last)), Piece::Content(text))
-                | (Some(Piece::Reasoning(last)), Piece::Reasoning(text)) => last.push_str(&text),
-                (_, piece) => self.waiting.push(piece),
-            }
-        }
+    /// Hands a part on, or gathers parts while the channel is full.
+    fn offer(&mut self, part: Part) -> Result<(), Gone> {
+        self.waiting.append(part);
         if self.waiting.is_empty() {
             return if self.sender.is_closed() { Err(Gone) } else { Ok(()) };
         }
-        match self.sender.try_send(Update::Pieces(std::mem::take(&mut self.waiting))) {
+        match self.sender.try_send(Update::Part(std::mem::take(&mut self.waiting))) {
             Ok(()) => {
                 self.waiting_since = None;
                 Ok(())
             }
             Err(TrySendError::Closed(_)) => Err(Gone),
             Err(TrySendError::Full(update)) => {
-                if let Update::Pieces(pieces) = update {
-                    self.waiting = pieces;
+                if let Update::Part(part) = update {
+                    self.waiting = part;
                 }
                 let since = *self.waiting_since.get_or_insert_with(Instant::now);
-                let bytes: usize = self.waiting.iter().map(size).sum();
-                if since.elapsed() > self.patience || bytes > WAITING_BYTES { Err(Gone) } else { Ok(()) }
+                if since.elapsed() > self.patience || self.waiting.bytes() > self.most_waiting {
+                    Err(Gone)
+                } else {
+                    Ok(())
+                }
             }
         }
     }
 
-    fn end(&mut self, finish: Finish, stats: RequestStats, stopped: bool) -> Result<(), Gone> {
+    fn end(&mut self, finish: Finish, stats: RequestStats) -> Result<(), Gone> {
         let ending = Ending {
             finish,
-            stopped,
+            stop: self.reader.stop().map(str::to_owned),
             ids: std::mem::take(&mut self.ids),
             reasoning_tokens: self.reasoning_tokens,
             stats,
         };
+        self.counted = true;
+        self.app.metrics.ended(self.prompt, &ending, self.begun.elapsed().as_secs_f64());
         self.last(Update::End(ending))
     }
 
@@ -250,7 +315,7 @@ impl Pump {
         let deadline = Instant::now() + self.patience;
         let mut updates = Vec::new();
         if !self.waiting.is_empty() {
-            updates.push(Update::Pieces(std::mem::take(&mut self.waiting)));
+            updates.push(Update::Part(std::mem::take(&mut self.waiting)));
         }
         updates.push(update);
         for mut update in updates {

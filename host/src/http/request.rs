@@ -2,7 +2,8 @@
 //!
 //! The checks run in the contract's order, all before the first byte of a reply.
 
-use plugfold_engine::service::{Request, Sampling};
+use plugfold_engine::logprobs::MAX_TOP;
+use plugfold_engine::service::{Request, Sampling, ThinkingBudget};
 use serde_json::{Map, Value, json};
 
 use super::app::{App, ClearThinking, DefaultEffort};
@@ -88,8 +89,13 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
     fields.string("priority").or_else(|error| fields.integer("priority").map(|_| None).map_err(|_| error))?;
     let raw = if kind == Kind::Text { prompt_ids(app, fields)? } else { Vec::new() };
     counts(fields)?;
+    let logprobs = logprobs(fields, kind)?;
+    let thinking_budget = if kind == Kind::Chat { thinking_budget(app, fields)? } else { None };
     knobs(fields)?;
     unused(app, fields)?;
+    for name in GRAMMAR_FIELDS {
+        schema_size(app, name, fields.get(name).map_or(0, text_bytes))?;
+    }
     let ignored = GRAMMAR_FIELDS
         .into_iter()
         .filter(|name| fields.get(name).is_some_and(|value| value["type"] != "text"))
@@ -114,8 +120,8 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         max_tokens,
         stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
         draft: policy.drafts(),
-        logprobs: None,
-        thinking: None,
+        logprobs,
+        thinking: thinking_budget.filter(|_| thinking),
     };
     Ok(Job {
         kind,
@@ -192,7 +198,9 @@ struct Choice {
 
 fn tools(app: &App, fields: Fields) -> Result<Choice, ApiError> {
     let parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    let mut offered = fields.list("tools", app.settings.limits.tools)?.unwrap_or_default().to_vec();
+    let given = fields.list("tools", app.settings.limits.tools)?.unwrap_or_default();
+    schema_size(app, "tools", given.iter().map(text_bytes).sum())?;
+    let mut offered = given.to_vec();
     let mut specs = Vec::with_capacity(offered.len());
     for (at, tool) in offered.iter().enumerate() {
         let function = if tool["function"].is_object() { &tool["function"] } else { tool };
@@ -335,48 +343,86 @@ fn prompt_ids(app: &App, fields: Fields) -> Result<Vec<u32>, ApiError> {
             size(app, "prompt", text.len())?;
             app.text.tokenizer.encode(text)?
         }
-        Some(Value::Array(items)) => {
-            let mut ids = Vec::with_capacity(items.len());
-            for (at, item) in items.iter().enumerate() {
-                if item.is_string() || item.is_array() {
-                    return Err(wrong("must be one prompt: a string, or one flat list of token ids".into()));
-                }
-                let Some(id) = item.as_i64() else {
-                    return Err(wrong(format!("item {at} is {item}, not an integer token id")));
-                };
-                match u32::try_from(id) {
-                    Ok(id) if (id as usize) < vocab => ids.push(id),
-                    _ => {
-                        return Err(wrong(format!(
-                            "item {at} is token id {id}, outside the vocabulary of {vocab}"
-                        )));
-                    }
-                }
-            }
-            ids
-        }
+        Some(Value::Array(items)) => ids_of(items, vocab, "prompt")?,
         Some(_) => return Err(wrong("must be a string or a flat list of token ids".into())),
     };
     if ids.is_empty() { Err(wrong("is empty".into())) } else { Ok(ids) }
 }
 
-/// Fields that would ask for several replies, or for numbers the engine does not give.
+/// A flat list of ids inside the vocabulary.
+fn ids_of(items: &[Value], vocab: usize, name: &str) -> Result<Vec<u32>, ApiError> {
+    let wrong = |problem: String| ApiError::field(name, problem);
+    let mut ids = Vec::with_capacity(items.len());
+    for (at, item) in items.iter().enumerate() {
+        if item.is_string() || item.is_array() {
+            return Err(wrong("must be one prompt: a string, or one flat list of token ids".into()));
+        }
+        let Some(id) = item.as_i64() else {
+            return Err(wrong(format!("item {at} is {item}, not an integer token id")));
+        };
+        match u32::try_from(id) {
+            Ok(id) if (id as usize) < vocab => ids.push(id),
+            _ => {
+                let problem = format!("item {at} is token id {id}, outside the vocabulary of {vocab}");
+                return Err(wrong(problem));
+            }
+        }
+    }
+    Ok(ids)
+}
+
+/// The ids of a `/detokenize` request.
+///
+/// # Errors
+/// What the client is told.
+pub fn token_ids(app: &App, body: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+    match body.get("tokens") {
+        Some(Value::Array(items)) => ids_of(items, app.service.info().vocab_size, "tokens"),
+        _ => Err(ApiError::field("tokens", "must be a list of token ids")),
+    }
+}
+
+/// Fields that would ask for several replies.
 fn counts(fields: Fields) -> Result<(), ApiError> {
     for name in ["n", "best_of"] {
         if fields.integer(name)?.is_some_and(|n| n != 1) {
             return Err(ApiError::field(name, "must be 1: a request gives one reply"));
         }
     }
-    let asked = match fields.get("logprobs") {
-        None | Some(Value::Bool(false)) => false,
-        Some(Value::Bool(true) | Value::Number(_)) => true,
-        Some(_) => return Err(ApiError::field("logprobs", "must be a boolean, an integer or null")),
-    };
-    if asked || fields.integer("top_logprobs")?.is_some_and(|n| n != 0) {
-        let name = if asked { "logprobs" } else { "top_logprobs" };
-        return Err(ApiError::field(name, "cannot be given by this server; leave it out"));
-    }
     Ok(())
+}
+
+/// Whether log probabilities are told, and of how many alternatives. Chats have a switch and a number, completions the
+/// number alone.
+fn logprobs(fields: Fields, kind: Kind) -> Result<Option<u32>, ApiError> {
+    let within = |name: &str, count: i128| match u32::try_from(count) {
+        Ok(count) if count <= MAX_TOP => Ok(count),
+        _ => Err(ApiError::field(name, format_args!("must be between 0 and {MAX_TOP}"))),
+    };
+    if fields.get("logprobs") == Some(&Value::Bool(false)) || kind == Kind::Chat {
+        let on = fields.boolean("logprobs")?.unwrap_or(false);
+        let top = fields.integer("top_logprobs")?.map(|top| within("top_logprobs", top)).transpose()?;
+        return match top {
+            Some(top) if top > 0 && !on => Err(ApiError::field("top_logprobs", "needs logprobs: true")),
+            top => Ok(on.then(|| top.unwrap_or(0))),
+        };
+    }
+    fields.integer("logprobs")?.map(|top| within("logprobs", top)).transpose()
+}
+
+/// Tokens of reasoning after which it is ended.
+fn thinking_budget(app: &App, fields: Fields) -> Result<Option<ThinkingBudget>, ApiError> {
+    let Some(tokens) = fields.integer("thinking_budget")? else { return Ok(None) };
+    let Ok(tokens) = usize::try_from(tokens.min(i128::from(u32::MAX))) else {
+        return Err(ApiError::field("thinking_budget", "must not be negative"));
+    };
+    match app.text.think_close {
+        Some(close) => Ok(Some(ThinkingBudget { tokens, close })),
+        None => Err(ApiError::field(
+            "thinking_budget",
+            "cannot be kept: this model has no token that ends reasoning",
+        )),
+    }
 }
 
 /// Per-request knobs. The bare server has none, so every key is unknown.
@@ -469,6 +515,17 @@ fn text_bytes(value: &Value) -> usize {
         Value::Object(map) => map.iter().map(|(key, item)| key.len() + text_bytes(item)).sum(),
         _ => 8,
     }
+}
+
+fn schema_size(app: &App, name: &str, bytes: usize) -> Result<(), ApiError> {
+    let limit = app.settings.limits.schema_bytes;
+    if bytes > limit {
+        return Err(ApiError::field(
+            name,
+            format_args!("has {bytes} bytes of schemas; the limit is {limit}"),
+        ));
+    }
+    Ok(())
 }
 
 fn size(app: &App, name: &str, bytes: usize) -> Result<(), ApiError> {

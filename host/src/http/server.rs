@@ -19,8 +19,6 @@ use super::app::App;
 use super::limits::seconds;
 use super::routes::router;
 
-/// Bytes of a request's headers, and of the buffer for reading.
-const HEADER_BYTES: usize = 64 << 10;
 /// How long running requests may go on after the server was told to stop.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -93,7 +91,7 @@ async fn connection(app: Arc<App>, stream: TcpStream, peer: SocketAddr) {
         .timer(TokioTimer::new())
         .header_read_timeout(seconds(limits.header_s))
         .half_close(false)
-        .max_buf_size(HEADER_BYTES)
+        .max_buf_size(limits.header_bytes.max(8 << 10))
         .serve_connection(TokioIo::new(Bounded::new(stream, seconds(limits.write_s))), service);
     tokio::select! {
         result = serving => {

@@ -128,6 +128,11 @@ impl ReplyReader {
         self.stopped
     }
 
+    /// The stop string that ended the reply.
+    pub fn stop(&self) -> Option<&str> {
+        self.stops.matched()
+    }
+
     fn visible(&mut self, pieces: Vec<Piece>, out: &mut Vec<Piece>) -> bool {
         for piece in pieces {
             match piece {

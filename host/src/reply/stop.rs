@@ -12,6 +12,8 @@ pub struct StopStrings {
     finder: Option<AhoCorasick>,
     /// The end of the text that may still grow into a stop string.
     held: String,
+    /// The one that ended the text.
+    matched: Option<usize>,
 }
 
 impl StopStrings {
@@ -23,7 +25,7 @@ impl StopStrings {
         } else {
             Some(AhoCorasick::builder().match_kind(MatchKind::Standard).build(&stops).ok()?)
         };
-        Some(Self { stops, finder, held: String::new() })
+        Some(Self { stops, finder, held: String::new(), matched: None })
     }
 
     /// Takes the next text; gives what is certain to stay, and whether a stop string is complete (the text before it is
@@ -34,21 +36,28 @@ impl StopStrings {
         };
         let mut whole = std::mem::take(&mut self.held);
         whole.push_str(text);
-        let mut first: Option<(usize, usize)> = None;
+        let mut first: Option<(usize, usize, usize)> = None;
         for found in finder.find_overlapping_iter(&whole) {
+            let this = (found.end(), found.start(), found.pattern().as_usize());
             match first {
-                Some((end, start)) if end == found.end() => first = Some((end, start.min(found.start()))),
-                Some(_) => break,
-                None => first = Some((found.end(), found.start())),
+                Some((end, start, _)) if end == found.end() && start <= found.start() => {}
+                Some((end, ..)) if end != found.end() => break,
+                _ => first = Some(this),
             }
         }
-        if let Some((_, start)) = first {
+        if let Some((_, start, stop)) = first {
+            self.matched = Some(stop);
             whole.truncate(start);
             return (whole, true);
         }
         let keep = self.stops.iter().map(|stop| beginning(&whole, stop)).max().unwrap_or(0);
         self.held = whole.split_off(whole.len() - keep);
         (whole, false)
+    }
+
+    /// The stop string that ended the text.
+    pub fn matched(&self) -> Option<&str> {
+        self.matched.and_then(|stop| self.stops.get(stop)).map(String::as_str)
     }
 
     /// The text has ended: gives what was held back.

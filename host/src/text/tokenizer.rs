@@ -126,6 +126,11 @@ impl Tokenizer {
         self.by_text.get(text).copied()
     }
 
+    /// The text of a control token, by its id.
+    pub fn control_name(&self, id: u32) -> Option<&str> {
+        self.controls.iter().find(|control| control.id == id).map(|control| control.text.as_str())
+    }
+
     /// All control tokens.
     pub fn controls(&self) -> &[ControlToken] {
         &self.controls
