@@ -6,6 +6,7 @@ use crate::points::{DrafterObject, LayoutLinkObject, ObserverObject, PlannerObje
 use crate::{PassObject, ProviderObject};
 
 /// The interface as another release might have it.
+#[allow(dead_code)] // only its layout is compared
 mod other {
     use crate::{List, Maybe, OpError, Slice, SliceMut, Text, TextBuf};
 
@@ -39,6 +40,7 @@ mod other {
 }
 
 /// A later version.
+#[allow(dead_code)] // as above
 mod later {
     use crate::TextBuf;
 
@@ -52,6 +54,7 @@ mod later {
 }
 
 /// Enums that differ in what their values mean, not in their size.
+#[allow(dead_code)] // as above
 mod signals {
     /// Declares an interface that takes an enum.
     macro_rules! signals {
