@@ -12,7 +12,7 @@ use std::sync::Arc;
 use plugfold_abi::points::{Owner, StatePart};
 use plugfold_abi::{CommObject, List, Phase, RoundTable, Shape, Slice, SlotState, View};
 
-use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors, Resolved as Tensors};
+use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors};
 use crate::config::{ConfigError, ModelConfig};
 use crate::hooks::{HookError, Hooks};
 use crate::knobs::Values;
@@ -52,29 +52,6 @@ pub enum LoadError {
     /// A size that makes no sense.
     #[error("{0}")]
     Size(String),
-}
-
-impl Source for Tensors {
-    type Error = CheckpointError;
-    fn is_bf16(&self, name: &str) -> bool {
-        self.dtype(name).is_ok_and(|d| d == crate::checkpoint::Dtype::BF16)
-    }
-    fn read_f32(
-        &self,
-        name: &str,
-        rows: std::ops::Range<usize>,
-        cols: std::ops::Range<usize>,
-    ) -> Result<Vec<f32>, CheckpointError> {
-        self.rows_f32(name, rows, cols)
-    }
-    fn read_bf16(
-        &self,
-        name: &str,
-        rows: std::ops::Range<usize>,
-        cols: std::ops::Range<usize>,
-    ) -> Result<Vec<half::bf16>, CheckpointError> {
-        self.rows_bf16(name, rows, cols)
-    }
 }
 
 /// Which rows of a sequence's part of a forward want logits.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use plugfold_kernels::cpu::exl3;
 use safetensors::Dtype;
 
 /// Lines of a message before the rest is only counted.
@@ -138,8 +139,39 @@ pub enum CheckpointError {
         /// The tensor, as stored.
         tensor: String,
     },
+    /// The tensors of an EXL3 module contradict each other.
+    #[error("{}: {source}", path.display())]
+    Exl3 {
+        /// The file of its trellis.
+        path: PathBuf,
+        /// What is wrong.
+        source: exl3::Error,
+    },
+    /// An EXL3 module has other sizes than the model.
+    #[error(
+        "{}: tensor {tensor} codes {} inputs and {} outputs; the configuration says [{}, {}], which is {} and {} in \
+         whole blocks of 128",
+        path.display(), found[0], found[1], shape[0], shape[1], expected[0], expected[1]
+    )]
+    Exl3Shape {
+        /// The file.
+        path: PathBuf,
+        /// The trellis.
+        tensor: String,
+        /// Coded inputs and outputs.
+        found: [usize; 2],
+        /// Outputs and inputs of the matrix.
+        shape: [usize; 2],
+        /// Inputs and outputs that its code should have.
+        expected: [usize; 2],
+    },
+    /// An EXL3 module that cannot be read.
+    #[error(transparent)]
+    Coded(#[from] exl3::Error),
     /// The configuration names a storage format that this reader does not know.
-    #[error("quantization_config.quant_method is {method:?}; this reader knows plain numbers and \"fp8\"")]
+    #[error(
+        "quantization_config.quant_method is {method:?}; this reader knows plain numbers, \"fp8\" and \"exl3\""
+    )]
     Format {
         /// The format.
         method: String,

@@ -50,8 +50,7 @@ pub fn inventory(config: &ModelConfig) -> Vec<Expected> {
     list.add("embed_tokens.weight", &[vocab, hidden], PLAIN);
     list.add("norm.weight", &[hidden], PLAIN);
     if !config.tied_head {
-        list.at(String::new());
-        list.add(HEAD, &[vocab, hidden], PLAIN);
+        list.tensors.push(head(config));
     }
     for (i, layer) in config.layers.iter().enumerate() {
         list.layer(i, *layer);
@@ -63,6 +62,12 @@ pub fn inventory(config: &ModelConfig) -> Vec<Expected> {
     list.part = Part::Vision;
     list.vision();
     list.tensors
+}
+
+/// The output head.
+pub(super) fn head(config: &ModelConfig) -> Expected {
+    let shape = vec![config.vocab_size, config.hidden_size];
+    Expected { name: HEAD.to_owned(), shape, dtypes: PLAIN, part: Part::Text }
 }
 
 struct List<'a> {

@@ -3,15 +3,17 @@
 //! Three steps, each of which tells everything that is wrong before the next begins. [`Checkpoint::open`] maps the
 //! files and checks their headers against the files and the index. [`Checkpoint::check`] holds them against a
 //! [`ModelConfig`](crate::config::ModelConfig) and gives [`Resolved`], which knows where each published tensor lies
-//! even if the checkpoint spells it differently. Its readers cut out rows and columns, turn stored types into
+//! even if the checkpoint spells it differently or stores it in EXL3. Its readers cut out rows and columns, turn stored types into
 //! numbers, and refuse NaN and infinity by name.
 
 mod error;
+mod exl3;
 mod identity;
 mod inventory;
 mod read;
 mod resolve;
 mod shard;
+mod spelling;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +27,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 pub use error::{CheckpointError, CheckpointErrors};
+pub use exl3::Exl3Tensor;
 pub use inventory::{Expected, Part, inventory};
 pub use resolve::Resolved;
 pub use safetensors::Dtype;

@@ -5,10 +5,12 @@
 
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
+use plugfold_kernels::cpu::exl3::Embedding;
 use safetensors::Dtype;
 
 use super::error::CheckpointError;
+use super::exl3::Exl3Tensor;
 use super::resolve::{Resolved, Scale, Source};
 use super::{Checkpoint, TensorData};
 
@@ -60,16 +62,47 @@ impl Resolved {
     /// [`CheckpointError::Missing`].
     pub fn bytes(&self, name: &str) -> Result<usize, CheckpointError> {
         let source = self.source(name)?;
-        Ok(elements(&source.shape) * width(source.dtype))
+        Ok(match &source.exl3 {
+            Some(exl3) => {
+                exl3.tensors.iter().filter_map(|t| self.checkpoint.tensor(t)).map(|t| t.bytes.len()).sum()
+            }
+            None => elements(&source.shape) * width(source.dtype),
+        })
     }
 
-    /// A tensor as it is stored, without copying and without a look at its values.
+    /// A tensor as it is stored, without copying and without a look at its values. Of a coded one that is the trellis.
     ///
     /// # Errors
     /// [`CheckpointError::Missing`].
     pub fn tensor(&self, name: &str) -> Result<TensorData<'_>, CheckpointError> {
         let source = self.source(name)?;
+        if source.exl3.is_some() {
+            let missing = || CheckpointError::Missing { tensor: source.tensor.clone() };
+            return self.checkpoint.tensor(&source.tensor).ok_or_else(missing);
+        }
         Ok(TensorData { dtype: source.dtype, shape: &source.shape, bytes: self.stored(source)? })
+    }
+
+    /// The EXL3 layer that a tensor is stored as, if it is one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Missing`]; the layer's tensors were checked before.
+    pub fn exl3(&self, name: &str) -> Result<Option<Exl3Tensor<'_>>, CheckpointError> {
+        match &self.source(name)?.exl3 {
+            Some(exl3) => exl3.linear(&self.checkpoint, self.allow_nan),
+            None => Ok(None),
+        }
+    }
+
+    /// The table of coded rows that a tensor is stored as, if it is one.
+    ///
+    /// # Errors
+    /// As [`Resolved::exl3`].
+    pub fn exl3_rows(&self, name: &str) -> Result<Option<Embedding>, CheckpointError> {
+        match &self.source(name)?.exl3 {
+            Some(exl3) => exl3.table(&self.checkpoint),
+            None => Ok(None),
+        }
     }
 
     /// A whole tensor in `f32`, row-major.
@@ -102,6 +135,9 @@ impl Resolved {
         cols: Range<usize>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let part = self.part(name, rows, cols)?;
+        if let Some(exl3) = &part.source.exl3 {
+            return exl3.decode(&self.checkpoint, &part.rows, &part.cols, self.allow_nan);
+        }
         let mut out = vec![0f32; part.rows.len() * part.cols.len()];
         for (row, line) in part.lines(&mut out) {
             part.row_f32(row, line);
@@ -114,8 +150,8 @@ impl Resolved {
         Ok(out)
     }
 
-    /// The part `rows` × `cols` of a tensor in `bf16`, row-major. 8-bit blocks are multiplied out and rounded to the
-    /// nearest `bf16`; a matrix stored in `f32` must already consist of `bf16` values.
+    /// The part `rows` × `cols` of a tensor in `bf16`, row-major. Coded weights and 8-bit blocks are multiplied out and
+    /// rounded to the nearest `bf16`; a matrix stored in `f32` must already consist of `bf16` values.
     ///
     /// # Errors
     /// As [`Resolved::rows_f32`], and [`CheckpointError::Inexact`].
@@ -126,6 +162,10 @@ impl Resolved {
         cols: Range<usize>,
     ) -> Result<Vec<bf16>, CheckpointError> {
         let part = self.part(name, rows, cols)?;
+        if let Some(exl3) = &part.source.exl3 {
+            let wide = exl3.decode(&self.checkpoint, &part.rows, &part.cols, self.allow_nan)?;
+            return Ok(wide.into_iter().map(bf16::from_f32).collect());
+        }
         let mut out = vec![bf16::ZERO; part.rows.len() * part.cols.len()];
         let mut wide = vec![0f32; part.cols.len()];
         for (row, line) in part.lines(&mut out) {
@@ -136,7 +176,7 @@ impl Resolved {
                 for (to, from) in line.iter_mut().zip(&wide) {
                     *to = bf16::from_f32(*from);
                 }
-                if part.source.dtype == Dtype::F32 {
+                if [Dtype::F32, Dtype::F16].contains(&part.source.dtype) {
                     let lossy = line.iter().zip(&wide).position(|(b, w)| b.to_f32() != *w && w.is_finite());
                     if let Some(i) = lossy {
                         let (tensor, column) = (name.to_owned(), part.cols.start + i);
@@ -176,6 +216,9 @@ impl Resolved {
         let shape = matrix(&source.shape);
         if rows.start > rows.end || rows.end > shape[0] || cols.start > cols.end || cols.end > shape[1] {
             return Err(CheckpointError::Range { tensor: name.to_owned(), rows, columns: cols, shape });
+        }
+        if source.exl3.is_some() {
+            return Ok(Part { name, source, bytes: &[], width: shape[1], rows, cols, scale: None });
         }
         let scale = match &source.scale {
             None => None,
@@ -218,6 +261,11 @@ impl Part<'_> {
         let bytes = self.row(row);
         match (self.source.dtype, &self.scale) {
             (Dtype::F32, _) => bytemuck::cast_slice_mut(out).copy_from_slice(bytes),
+            (Dtype::F16, _) => {
+                for (to, from) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *to = f16::from_le_bytes([from[0], from[1]]).to_f32();
+                }
+            }
             (Dtype::BF16, _) => {
                 for (to, from) in out.iter_mut().zip(bytes.chunks_exact(2)) {
                     *to = bf16::from_le_bytes([from[0], from[1]]).to_f32();

@@ -5,7 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use safetensors::Dtype;
 
 use super::error::{CheckpointError, CheckpointErrors};
-use super::inventory::{Expected, HEAD, MATRIX, Part, TEXT, VISION, inventory};
+use super::exl3::Exl3;
+use super::inventory::{EXACT, Expected, HEAD, Part, TEXT, inventory};
+use super::spelling::{Spelling, Spellings};
 use super::{Checkpoint, TensorData};
 use crate::config::{ModelConfig, Quantization};
 
@@ -38,6 +40,8 @@ pub(super) struct Source {
     pub(super) start: usize,
     /// Scales of an 8-bit matrix.
     pub(super) scale: Option<Scale>,
+    /// The EXL3 module that holds it; `tensor` is its trellis then.
+    pub(super) exl3: Option<Exl3>,
 }
 
 /// Where the scales of an 8-bit matrix lie: one for each block of rows and columns.
@@ -54,19 +58,6 @@ pub(super) struct Scale {
     pub(super) block: [usize; 2],
 }
 
-/// A way in which a published tensor may be stored.
-struct Spelling {
-    /// Stored name.
-    tensor: String,
-    /// Shape under that name.
-    shape: Vec<usize>,
-    /// First element of the published tensor.
-    start: usize,
-    /// Index of the matrix in a stack, and the first row of the published tensor in it.
-    matrix: usize,
-    row: usize,
-}
-
 impl Checkpoint {
     /// Holds the checkpoint against a configuration: every tensor must be there with the right shape and type.
     /// Nothing is read but headers.
@@ -81,7 +72,8 @@ impl Checkpoint {
         let mut errors = Vec::new();
         let mut warnings = Vec::new();
         let quantization = config.quantization.as_ref();
-        if let Some(format) = quantization.filter(|format| format.method != "fp8") {
+        let exl3 = quantization.is_some_and(|format| format.method == "exl3");
+        if let Some(format) = quantization.filter(|format| format.method != "fp8" && !exl3) {
             let errors = vec![CheckpointError::Format { method: format.method.clone() }];
             return Err(CheckpointErrors { dir: self.dir().to_owned(), errors });
         }
@@ -90,7 +82,7 @@ impl Checkpoint {
         let has = |part: Part| {
             expected
                 .iter()
-                .any(|e| e.part == part && spellings.of_tensor(e).iter().any(|s| self.has(&s.tensor)))
+                .any(|e| e.part == part && spellings.of_tensor(e).iter().any(|s| self.has_spelling(s)))
         };
         let (mtp, vision) = (has(Part::Mtp), has(Part::Vision));
         for (there, promised, what) in [
@@ -106,6 +98,7 @@ impl Checkpoint {
 
         let mut sources = HashMap::with_capacity(expected.len());
         let mut used = BTreeSet::new();
+        let mut rounded: Vec<String> = Vec::new();
         for tensor in expected {
             if (tensor.part == Part::Mtp && !mtp) || (tensor.part == Part::Vision && !vision) {
                 continue;
@@ -114,18 +107,40 @@ impl Checkpoint {
                 Ok(source) => {
                     used.insert(source.tensor.clone());
                     used.extend(source.scale.as_ref().map(|scale| scale.tensor.clone()));
+                    used.extend(source.exl3.iter().flat_map(|layer| layer.tensors.clone()));
+                    if tensor.dtypes == EXACT && source.dtype != Dtype::F32 {
+                        rounded.push(source.tensor.clone());
+                    }
                     sources.insert(tensor.name, source);
                 }
                 Err(error) => errors.push(error),
             }
         }
+        if let Some(example) = rounded.first() {
+            warnings.push(format!(
+                "{} parameters that the published checkpoint has in 32 bits are stored in 16, such as {example}",
+                rounded.len()
+            ));
+        }
         let mut tied_copy = None;
-        if config.tied_head
+        let head = spellings.of_tensor(&super::inventory::head(config));
+        if config.tied_head && exl3 && head.iter().any(|s| self.has_spelling(s)) {
+            // Converters write a head of its own beside the embedding and may leave the flag as it was.
+            match self.find(&super::inventory::head(config), &head, quantization) {
+                Ok(source) => {
+                    used.insert(source.tensor.clone());
+                    used.extend(source.exl3.iter().flat_map(|layer| layer.tensors.clone()));
+                    sources.insert(HEAD.to_owned(), source);
+                }
+                Err(error) => errors.push(error),
+            }
+        } else if config.tied_head
             && let Some(embedding) = sources.get(&format!("{TEXT}embed_tokens.weight"))
         {
             tied_copy = self.tie(embedding, &mut errors);
             let (tensor, shape) = (embedding.tensor.clone(), embedding.shape.clone());
-            sources.insert(HEAD.to_owned(), Source { tensor, shape, scale: None, ..*embedding });
+            let exl3 = embedding.exl3.clone();
+            sources.insert(HEAD.to_owned(), Source { tensor, shape, scale: None, exl3, ..*embedding });
         }
         if !errors.is_empty() {
             return Err(CheckpointErrors { dir: self.dir().to_owned(), errors });
@@ -150,8 +165,13 @@ impl Checkpoint {
         Ok(Resolved { checkpoint: self.clone(), sources, allow_nan: false, mtp, vision, warnings, unused })
     }
 
-    fn has(&self, stored: &str) -> bool {
+    pub(super) fn has(&self, stored: &str) -> bool {
         self.files.tensors.contains_key(stored)
+    }
+
+    /// Whether a tensor is stored in this way, plain or as an EXL3 module.
+    fn has_spelling(&self, spelling: &Spelling) -> bool {
+        self.has(&spelling.tensor) || spelling.module().is_some_and(|module| Exl3::is_stored(self, module))
     }
 
     /// The one spelling under which a tensor is stored, with shape and type checked.
@@ -161,21 +181,39 @@ impl Checkpoint {
         spellings: &[Spelling],
         quantization: Option<&Quantization>,
     ) -> Result<Source, CheckpointError> {
-        let mut stored = spellings.iter().filter_map(|s| Some((s, self.tensor(&s.tensor)?)));
-        let Some((spelling, data)) = stored.next() else {
+        let plain = spellings.iter().filter(|s| self.has(&s.tensor)).map(|s| (s, None));
+        let coded = spellings.iter().filter_map(|s| {
+            let module = s.module().filter(|module| Exl3::is_stored(self, module))?;
+            Some((s, Some(module)))
+        });
+        let mut stored = plain.chain(coded);
+        let name = |(spelling, module): (&Spelling, Option<&str>)| match module {
+            Some(module) => format!("{module}.trellis"),
+            None => spelling.tensor.clone(),
+        };
+        let Some((spelling, module)) = stored.next() else {
             return Err(CheckpointError::Missing { tensor: expected.name.clone() });
         };
-        if let Some((other, _)) = stored.next() {
-            let tensor = spelling.tensor.clone();
-            return Err(CheckpointError::TwoNames { tensor, other: other.tensor.clone() });
+        if let Some(other) = stored.next() {
+            let tensor = name((spelling, module));
+            return Err(CheckpointError::TwoNames { tensor, other: name(other) });
         }
+        if let Some(module) = module {
+            return self.coded(expected, spelling, module);
+        }
+        let Some(data) = self.tensor(&spelling.tensor) else {
+            return Err(CheckpointError::Missing { tensor: expected.name.clone() });
+        };
         let path = || self.file_of(&spelling.tensor);
         let tensor = || spelling.tensor.clone();
         if data.shape != spelling.shape {
             let (found, expected) = (data.shape.to_vec(), spelling.shape.clone());
             return Err(CheckpointError::Shape { path: path(), tensor: tensor(), found, expected });
         }
-        if !expected.dtypes.contains(&data.dtype) {
+        // Converters to EXL3 keep what they leave alone in whichever plain type the source's loader made of it.
+        let exl3 = quantization.is_some_and(|format| format.method == "exl3");
+        let plain = exl3 && [Dtype::F16, Dtype::BF16, Dtype::F32].contains(&data.dtype);
+        if !plain && !expected.dtypes.contains(&data.dtype) {
             let (found, allowed) = (data.dtype, expected.dtypes);
             return Err(CheckpointError::Type { path: path(), tensor: tensor(), found, allowed });
         }
@@ -187,7 +225,26 @@ impl Checkpoint {
             _ => None,
         };
         let shape = expected.shape.clone();
-        Ok(Source { tensor: tensor(), dtype: data.dtype, shape, start: spelling.start, scale })
+        Ok(Source { tensor: tensor(), dtype: data.dtype, shape, start: spelling.start, scale, exl3: None })
+    }
+
+    /// A tensor that is stored as an EXL3 module.
+    fn coded(
+        &self,
+        expected: &Expected,
+        spelling: &Spelling,
+        module: &str,
+    ) -> Result<Source, CheckpointError> {
+        let exl3 = Exl3::find(self, module, &spelling.shape, spelling.row)?;
+        let tensor = exl3.tensors.first().cloned().unwrap_or_default();
+        Ok(Source {
+            tensor,
+            dtype: Dtype::I16,
+            shape: expected.shape.clone(),
+            start: 0,
+            scale: None,
+            exl3: Some(exl3),
+        })
     }
 
     /// The scales of an 8-bit matrix, or of a stack of them.
@@ -213,7 +270,7 @@ impl Checkpoint {
             });
         }
         if scales.dtype != Dtype::F32 {
-            let allowed = super::inventory::EXACT;
+            let allowed = EXACT;
             return Err(CheckpointError::Type { path, tensor: name, found: scales.dtype, allowed });
         }
         let stride = expected[last];
@@ -229,102 +286,5 @@ impl Checkpoint {
             errors.push(CheckpointError::NotTied { head: HEAD.to_owned(), embedding });
         }
         Some(HEAD.to_owned())
-    }
-}
-
-/// Which names a checkpoint may use.
-struct Spellings {
-    /// Prefix of the text model in this checkpoint; a text-only one may have no `language_model.` in its names.
-    text: &'static str,
-    /// Prefix of the vision tower.
-    vision: &'static str,
-    experts: usize,
-}
-
-impl Spellings {
-    fn of(checkpoint: &Checkpoint, config: &ModelConfig) -> Self {
-        let pick = |published: &'static str, other: &'static str, probe: &str| {
-            let only_other =
-                !checkpoint.has(&format!("{published}{probe}")) && checkpoint.has(&format!("{other}{probe}"));
-            if only_other { other } else { published }
-        };
-        Self {
-            text: pick(TEXT, "model.", "embed_tokens.weight"),
-            vision: pick(VISION, "visual.", "patch_embed.proj.weight"),
-            experts: config.moe.experts,
-        }
-    }
-
-    /// Every way in which a tensor may be stored, the published one first.
-    fn of_tensor(&self, expected: &Expected) -> Vec<Spelling> {
-        let (prefix, rest) = if let Some(rest) = expected.name.strip_prefix(TEXT) {
-            (self.text, rest)
-        } else if let Some(rest) = expected.name.strip_prefix(VISION) {
-            (self.vision, rest)
-        } else {
-            ("", expected.name.as_str())
-        };
-        let plain = |rest: &str| Spelling {
-            tensor: format!("{prefix}{rest}"),
-            shape: expected.shape.clone(),
-            start: 0,
-            matrix: 0,
-            row: 0,
-        };
-        let mut list = vec![plain(rest)];
-        if expected.part == Part::Vision {
-            return list;
-        }
-        if let Some((layer, name)) = rest.split_once(".self_attn.") {
-            if matches!(name, "f_a_proj.weight" | "f_b_proj.weight" | "dt_bias" | "A_log") {
-                list.push(plain(&format!("{layer}.self_attn.forget_gate.{name}")));
-            }
-            // One convolution over the channels of q, then k, then v.
-            let part =
-                ["q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"].iter().position(|n| *n == name);
-            if let (Some(part), &[channels, one, taps]) = (part, &expected.shape[..]) {
-                list.push(Spelling {
-                    shape: vec![3 * channels, one, taps],
-                    start: part * channels * taps,
-                    row: part * channels,
-                    ..plain(&format!("{layer}.self_attn.conv1d.weight"))
-                });
-            }
-        } else if let Some((layer, name)) = rest.split_once(".hc_") {
-            if let Some((block, name)) = name.split_once('_') {
-                list.push(plain(&format!("{layer}.{block}_hc.{name}")));
-            }
-        } else if let Some((layer, name)) = rest.split_once(".mlp.experts.") {
-            list.extend(self.stacked(expected, layer, name, &plain));
-        }
-        list
-    }
-
-    /// An expert's matrix inside the stack of all experts.
-    fn stacked(
-        &self,
-        expected: &Expected,
-        layer: &str,
-        name: &str,
-        plain: &dyn Fn(&str) -> Spelling,
-    ) -> Option<Spelling> {
-        debug_assert!(MATRIX.contains(&Dtype::F8_E4M3) && expected.dtypes == MATRIX);
-        let (expert, name) = name.split_once('.')?;
-        let matrix: usize = expert.parse().ok()?;
-        let [rows, cols] = expected.shape[..] else { return None };
-        // The gate rows of an expert stand before its up rows.
-        let (stack, height, row) = match name {
-            "gate_proj.weight" => ("gate_up_proj", 2 * rows, 0),
-            "up_proj.weight" => ("gate_up_proj", 2 * rows, rows),
-            "down_proj.weight" => ("down_proj", rows, 0),
-            _ => return None,
-        };
-        Some(Spelling {
-            shape: vec![self.experts, height, cols],
-            start: (matrix * height + row) * cols,
-            matrix,
-            row,
-            ..plain(&format!("{layer}.mlp.experts.{stack}"))
-        })
     }
 }

@@ -70,11 +70,9 @@ pub fn recipes(config: &ModelConfig, split: Split, mtp: bool) -> Vec<Recipe> {
     let (d, v) = (config.hidden_size, config.vocab_size);
     list.add("embed", Kind::Rows, d, &[("embed_tokens.weight", 0..v)]);
     list.add("norm", Kind::Plain, 1, &[("norm.weight", 0..d)]);
-    let head = if config.tied_head { "embed_tokens.weight" } else { "lm_head.weight" };
-    if !config.tied_head {
-        list.prefix.clear();
-    }
-    list.add("head", Kind::Dense, d, &[(head, split.share(v))]);
+    // Of a tied head the checkpoint gives the embedding under this name.
+    list.prefix.clear();
+    list.add("head", Kind::Dense, d, &[("lm_head.weight", split.share(v))]);
     for (i, layer) in config.layers.iter().enumerate() {
         list.at_layer(i);
         list.hyper("attn");
