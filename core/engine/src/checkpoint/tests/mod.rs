@@ -1,6 +1,7 @@
 //! Tests on the tiny checkpoint and on altered copies of it.
 
 mod broken;
+mod exl3;
 mod model;
 mod read;
 

@@ -196,7 +196,7 @@ fn two_names_for_one_tensor_are_refused() {
 #[test]
 fn an_unknown_storage_format_is_refused_before_its_tensors() {
     let mut json = config_json();
-    json["quantization_config"] = json!({ "quant_method": "exl3" });
+    json["quantization_config"] = json!({ "quant_method": "gptq" });
     let errors = check(&tiny(), &parse(&json)).err().unwrap();
     assert!(matches!(&errors[..], [CheckpointError::Format { .. }]), "{errors:?}");
 }
