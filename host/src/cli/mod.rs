@@ -1,13 +1,16 @@
 //! The command line.
 
 mod bench;
+mod convert;
 mod debug;
 mod exl3;
 mod generate;
+mod make_synthetic;
 mod model;
 mod progress;
 mod quantize;
 mod serve;
+mod shards;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -53,6 +56,10 @@ enum Command {
     Bench(bench::Bench),
     /// Write a checkpoint with its large matrices in EXL3.
     Quantize(quantize::Quantize),
+    /// Write a checkpoint under other published names.
+    Convert(convert::Convert),
+    /// Write a random checkpoint of a real model's width.
+    MakeSynthetic(make_synthetic::MakeSynthetic),
     /// A further rank; started by rank 0.
     #[command(hide = true)]
     Rank(model::Follow),
@@ -130,6 +137,8 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Debug(args) => args.run()?,
         Command::Bench(args) => args.run()?,
         Command::Quantize(args) => args.run()?,
+        Command::Convert(args) => args.run()?,
+        Command::MakeSynthetic(args) => args.run()?,
         Command::Rank(args) => args.run()?,
     }
     Ok(ExitCode::SUCCESS)

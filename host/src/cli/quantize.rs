@@ -17,7 +17,8 @@ use plugfold_kernels::cpu::exl3::{Codebook, Rate};
 use rayon::prelude::*;
 
 use output::{Output, Report};
-use plan::{Linear, Plan, Rates};
+use plan::{Linear, Plan};
+pub use plan::{Rates, SMALLEST_SIDE, class_of, input_of};
 
 /// Write a checkpoint with its large matrices in EXL3.
 ///
@@ -47,7 +48,8 @@ pub struct Quantize {
     threads: Option<usize>,
 }
 
-fn codebook(name: &str) -> Result<Codebook, String> {
+/// A codebook of the command line.
+pub fn codebook(name: &str) -> Result<Codebook, String> {
     Codebook::from_name(name).ok_or_else(|| "give mul1, mcg or 3inst".to_owned())
 }
 
@@ -67,7 +69,7 @@ impl Quantize {
         let files = plan.files().len();
         for (index, file) in plan.files().iter().enumerate() {
             bar.set_message(file.title.clone());
-            let path = format!("model-{:05}-of-{files:05}.safetensors", index + 1);
+            let path = super::shards::file_name(index, files);
             if let Some(reports) = output.finished(&path)? {
                 bar.inc(file.linears.iter().map(Linear::weights).sum());
                 output.keep(&path, reports);

@@ -165,6 +165,14 @@ pub enum CheckpointError {
         /// Inputs and outputs that its code should have.
         expected: [usize; 2],
     },
+    /// A tensor that cannot be put together from the stored ones.
+    #[error("tensor {tensor}: {reason}")]
+    Layout {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        reason: String,
+    },
     /// An EXL3 module that cannot be read.
     #[error(transparent)]
     Coded(#[from] exl3::Error),

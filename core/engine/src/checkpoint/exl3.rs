@@ -104,6 +104,11 @@ impl Exl3 {
         Ok(Self { module, tensors, row, kind: Kind::Linear })
     }
 
+    /// First output of the module that the published tensor has.
+    pub(super) fn row(&self) -> usize {
+        self.row
+    }
+
     /// The linear layer; `None` for a table.
     pub(super) fn linear<'a>(
         &self,

@@ -198,7 +198,7 @@ impl Resolved {
     }
 
     /// Stored bytes of a published tensor.
-    fn stored(&self, source: &Source) -> Result<&[u8], CheckpointError> {
+    pub(super) fn stored(&self, source: &Source) -> Result<&[u8], CheckpointError> {
         let missing = || CheckpointError::Missing { tensor: source.tensor.clone() };
         let data = self.checkpoint.tensor(&source.tensor).ok_or_else(missing)?;
         let width = width(source.dtype);

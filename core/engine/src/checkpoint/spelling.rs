@@ -6,6 +6,27 @@ use super::Checkpoint;
 use super::inventory::{Expected, HEAD, MATRIX, Part, TEXT, VISION};
 use crate::config::ModelConfig;
 
+/// What a spelling changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    /// Nothing.
+    Published,
+    /// The head inside the text model's module.
+    InnerHead,
+    /// Parameters of the decay in a module of their own.
+    ForgetGate,
+    /// One projection to q, k and v.
+    FusedProjection,
+    /// One convolution of q, k and v.
+    FusedConvolution,
+    /// Hyper-connections as modules.
+    HyperModule,
+    /// Experts with numbers for names.
+    NumberedExpert,
+    /// Experts of a layer in one tensor.
+    StackedExperts,
+}
+
 /// A way in which a published tensor may be stored.
 pub(super) struct Spelling {
     /// Stored name.
@@ -17,6 +38,8 @@ pub(super) struct Spelling {
     /// Index of the matrix in a stack, and the first row of the published tensor in it.
     pub(super) matrix: usize,
     pub(super) row: usize,
+    /// How it differs from the published one.
+    pub(super) style: Style,
 }
 
 impl Spelling {
@@ -36,6 +59,12 @@ pub(super) struct Spellings {
 }
 
 impl Spellings {
+    /// The published prefixes.
+    pub(super) fn published(config: &ModelConfig) -> Self {
+        Self { text: TEXT, vision: VISION, experts: config.moe.experts }
+    }
+
+    /// Those that a checkpoint uses.
     pub(super) fn of(checkpoint: &Checkpoint, config: &ModelConfig) -> Self {
         let pick = |published: &'static str, other: &'static str, probes: &[&str]| {
             let has = |prefix: &str| probes.iter().any(|probe| checkpoint.has(&format!("{prefix}{probe}")));
@@ -63,17 +92,19 @@ impl Spellings {
             start: 0,
             matrix: 0,
             row: 0,
+            style: Style::Published,
         };
+        let styled = |style, rest: &str| Spelling { style, ..plain(rest) };
         let mut list = vec![plain(rest)];
         if expected.part == Part::Vision {
             return list;
         }
         if rest == HEAD {
-            list.push(plain(&format!("language_model.{HEAD}")));
+            list.push(styled(Style::InnerHead, &format!("language_model.{HEAD}")));
         }
         if let Some((layer, name)) = rest.split_once(".self_attn.") {
             if matches!(name, "f_a_proj.weight" | "f_b_proj.weight" | "dt_bias" | "A_log") {
-                list.push(plain(&format!("{layer}.self_attn.forget_gate.{name}")));
+                list.push(styled(Style::ForgetGate, &format!("{layer}.self_attn.forget_gate.{name}")));
             }
             // One projection to the channels of q, then k, then v.
             let part = ["q_proj.weight", "k_proj.weight", "v_proj.weight"].iter().position(|n| *n == name);
@@ -82,7 +113,7 @@ impl Spellings {
                     shape: vec![3 * channels, inputs],
                     start: part * channels * inputs,
                     row: part * channels,
-                    ..plain(&format!("{layer}.self_attn.qkv_proj.weight"))
+                    ..styled(Style::FusedProjection, &format!("{layer}.self_attn.qkv_proj.weight"))
                 });
             }
             // One convolution over the same channels.
@@ -93,12 +124,12 @@ impl Spellings {
                     shape: vec![3 * channels, one, taps],
                     start: part * channels * taps,
                     row: part * channels,
-                    ..plain(&format!("{layer}.self_attn.conv1d.weight"))
+                    ..styled(Style::FusedConvolution, &format!("{layer}.self_attn.conv1d.weight"))
                 });
             }
         } else if let Some((layer, name)) = rest.split_once(".hc_") {
             if let Some((block, name)) = name.split_once('_') {
-                list.push(plain(&format!("{layer}.{block}_hc.{name}")));
+                list.push(styled(Style::HyperModule, &format!("{layer}.{block}_hc.{name}")));
             }
         } else if let Some((layer, name)) = rest.split_once(".mlp.experts.") {
             if let Some((expert, matrix)) = name.split_once('.') {
@@ -107,7 +138,10 @@ impl Spellings {
                     "up_proj.weight" => "w3",
                     _ => "w2",
                 };
-                list.push(plain(&format!("{layer}.mlp.experts.{expert}.{other}.weight")));
+                list.push(styled(
+                    Style::NumberedExpert,
+                    &format!("{layer}.mlp.experts.{expert}.{other}.weight"),
+                ));
             }
             list.extend(self.stacked(expected, layer, name, &plain));
         }
@@ -138,6 +172,7 @@ impl Spellings {
             start: (matrix * height + row) * cols,
             matrix,
             row,
+            style: Style::StackedExperts,
             ..plain(&format!("{layer}.mlp.experts.{stack}"))
         })
     }

@@ -6,6 +6,7 @@ mod source;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 use plugfold_abi::{DType, Text, View, Weight};
@@ -121,11 +122,13 @@ pub type Progress = Arc<dyn Fn(usize) + Send + Sync>;
 /// The first unreadable tensor.
 pub fn load<S: Source>(source: &S, list: &[Recipe], progress: &Progress) -> Result<WeightTable, S::Error> {
     use rayon::prelude::*;
+    let done = AtomicUsize::new(0);
     let made: Vec<Made> = list
         .par_iter()
         .map(|recipe| {
             let made = build::build(source, recipe)?;
-            progress(made.planes.iter().map(|(plane, _)| plane.bytes()).sum());
+            let bytes = made.planes.iter().map(|(plane, _)| plane.bytes()).sum();
+            progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
             Ok(made)
         })
         .collect::<Result<_, S::Error>>()?;

@@ -16,11 +16,11 @@ use serde_json::{Map, Value, json};
 
 use super::plan::{Class, Linear, Plan};
 use super::read;
+use crate::cli::shards::{INDEX, copy_others, torch_name, write_json};
 use crate::cli::write_whole;
 
 /// Folder of an unfinished run, inside the output.
 const WORK: &str = ".quantize";
-const INDEX: &str = "model.safetensors.index.json";
 
 /// What became of a matrix.
 #[derive(Clone, Serialize, Deserialize)]
@@ -237,19 +237,7 @@ impl Output {
             .flat_map(|(file, report)| report.tensors.keys().map(move |t| (t, file)))
             .collect();
         let total: u64 = self.files.values().flat_map(|f| f.tensors.values()).sum();
-        for entry in
-            fs::read_dir(&self.source).with_context(|| format!("cannot list {}", self.source.display()))?
-        {
-            let entry = entry?;
-            let name = entry.file_name();
-            let known = name.to_string_lossy();
-            let weights = Path::new(&name).extension().is_some_and(|e| e == "safetensors");
-            let own = ["config.json", "quantization_config.json", INDEX].contains(&&*known);
-            if entry.file_type()?.is_file() && !weights && !own && !known.starts_with('.') {
-                fs::copy(entry.path(), self.dir.join(&name))
-                    .with_context(|| format!("cannot copy {known}"))?;
-            }
-        }
+        copy_others(&self.source, &self.dir, &["config.json", "quantization_config.json", INDEX])?;
         write_json(&self.dir.join("quantization_config.json"), &quantization)?;
         write_json(&self.dir.join("config.json"), &config)?;
         write_json(&self.dir.join(INDEX), &json!({"metadata": {"total_size": total}, "weight_map": map}))?;
@@ -278,24 +266,6 @@ impl Output {
     }
 }
 
-fn torch_name(dtype: safetensors::Dtype) -> &'static str {
-    match dtype {
-        safetensors::Dtype::F32 => "torch.float32",
-        safetensors::Dtype::BF16 => "torch.bfloat16",
-        safetensors::Dtype::F16 => "torch.float16",
-        safetensors::Dtype::I64 => "torch.int64",
-        safetensors::Dtype::I32 => "torch.int32",
-        safetensors::Dtype::I16 => "torch.int16",
-        safetensors::Dtype::I8 => "torch.int8",
-        safetensors::Dtype::U8 => "torch.uint8",
-        safetensors::Dtype::BOOL => "torch.bool",
-        safetensors::Dtype::F8_E4M3 => "torch.float8_e4m3fn",
-        safetensors::Dtype::F8_E5M2 => "torch.float8_e5m2",
-        safetensors::Dtype::F64 => "torch.float64",
-        _ => "unknown",
-    }
-}
-
 fn views(stored: &[StoredTensor]) -> anyhow::Result<Vec<(String, TensorView<'_>)>> {
     stored
         .iter()
@@ -319,12 +289,4 @@ fn write_file(
     metadata: HashMap<String, String>,
 ) -> anyhow::Result<()> {
     write_whole(path, |partial| Ok(safetensors::serialize_to_file(views, Some(metadata), partial)?))
-}
-
-fn write_json(path: &Path, value: &Value) -> anyhow::Result<()> {
-    write_whole(path, |partial| {
-        let mut text = serde_json::to_vec_pretty(value)?;
-        text.push(b'\n');
-        Ok(fs::write(partial, text)?)
-    })
 }

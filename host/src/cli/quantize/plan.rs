@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::rate;
 
 /// Sides below this are not worth the padding to 128.
-const SMALLEST_SIDE: usize = 32;
+pub const SMALLEST_SIDE: usize = 32;
 
 /// A rate, or 16 bits for leaving a class as it is.
 #[derive(Clone, Copy)]
@@ -59,7 +59,8 @@ pub enum Class {
 }
 
 impl Rates {
-    fn of(&self, class: Class) -> Option<Rate> {
+    /// The rate of a class; `None` if it stays as it is.
+    pub fn of(&self, class: Class) -> Option<Rate> {
         let own = match class {
             Class::Expert => self.expert_bits,
             Class::Shared => self.shared_bits,
@@ -74,6 +75,11 @@ impl Rates {
     /// Bits of the output layer, 16 if it stays as it is.
     pub fn head(&self) -> f32 {
         self.of(Class::Head).map_or(16.0, Rate::bits)
+    }
+
+    /// Bits of the classes that have no option of their own.
+    pub fn body(&self) -> f32 {
+        self.bits.0.map_or(16.0, Rate::bits)
     }
 
     /// All classes with their bits.
@@ -183,7 +189,8 @@ fn layer_of(name: &str) -> Option<usize> {
     name.split_once(".layers.")?.1.split('.').next()?.parse().ok()
 }
 
-fn class_of(module: &str) -> Option<Class> {
+/// The class of a module that converters code.
+pub fn class_of(module: &str) -> Option<Class> {
     if module == "lm_head" || module.ends_with(".lm_head") {
         return Some(Class::Head);
     }
@@ -219,7 +226,7 @@ fn class_of(module: &str) -> Option<Class> {
 }
 
 /// A name for what a module reads, the same for modules that read the same.
-fn input_of(module: &str) -> String {
+pub fn input_of(module: &str) -> String {
     let (parent, last) = module.rsplit_once('.').unwrap_or(("", module));
     match last {
         "q_proj" | "k_proj" | "v_proj" | "q_a_proj" | "kv_a_proj_with_mqa" => format!("{parent}.input"),
