@@ -122,6 +122,7 @@ impl ScriptedService {
             eos_ids: vec![crate::text::testing::FIRST_CONTROL],
             slots,
             ranks: 1,
+            drafters: Vec::new(),
         }
     }
 

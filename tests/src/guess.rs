@@ -50,7 +50,9 @@ impl DraftPolicy for Always {
 pub fn guessing_hooks(guess: impl Guess) -> Hooks {
     let mut hooks = Hooks::default();
     let drafter = hooks.add_object("guess", DrafterObject::new(Guesses(guess)));
-    drafter.and_then(|()| hooks.add_object("always", DraftPolicyObject::new(Always))).unwrap_or_else(|e| panic!("{e}"));
+    drafter
+        .and_then(|()| hooks.add_object("always", DraftPolicyObject::new(Always)))
+        .unwrap_or_else(|e| panic!("{e}"));
     hooks
 }
 

@@ -2,7 +2,7 @@
 
 pub mod drafts;
 pub mod goldens;
-pub mod hooks;
 pub mod guess;
+pub mod hooks;
 pub mod http;
 pub mod model;

@@ -123,12 +123,7 @@ pub fn ids(seed: u64, n: usize, vocab: u32) -> Vec<u32> {
 
 /// A request of pseudo-random ids below 480 that ends with its budget.
 pub fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> Request {
-    Request {
-        ids: ids(seed, prompt, 480),
-        sampling,
-        max_tokens: tokens,
-        ..Request::default()
-    }
+    Request { ids: ids(seed, prompt, 480), sampling, max_tokens: tokens, ..Request::default() }
 }
 
 /// The reply's tokens, or the error.

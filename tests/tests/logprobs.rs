@@ -104,7 +104,8 @@ fn drafted_batched_and_alone_tell_the_same() {
                 if let Some(at) = wrong {
                     script[at] = CLOSE + 1;
                 }
-                let drafted = engine(&options(&tiny_dir(), 1, 64), ranks, |_| guessing(Recorded(script.clone())));
+                let drafted =
+                    engine(&options(&tiny_dir(), 1, 64), ranks, |_| guessing(Recorded(script.clone())));
                 assert_eq!(&ask(&drafted, job), want, "drafted on {ranks} ranks");
             }
         }

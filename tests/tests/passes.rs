@@ -106,7 +106,10 @@ impl Pass for Unwilling {
 #[test]
 fn a_pass_at_fault_is_named_at_the_start() {
     let careless = core_with(Careless).err().unwrap();
-    assert!(careless.contains("pass careless of plugin planted") && careless.contains("a wait is missing"), "{careless}");
+    assert!(
+        careless.contains("pass careless of plugin planted") && careless.contains("a wait is missing"),
+        "{careless}"
+    );
     let unwilling = core_with(Unwilling).err().unwrap();
     assert!(unwilling.contains("pass unwilling of plugin planted: not for this shape"), "{unwilling}");
 }

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use plugfold_abi::{
-    Below, BelowObject, Bits, Call, Claim, Granted, OpError, Plan as KernelPlan, Provider, ProviderObject, Query,
-    TextBuf,
+    Below, BelowObject, Bits, Call, Claim, Granted, OpError, Plan as KernelPlan, Provider, ProviderObject,
+    Query, TextBuf,
 };
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
@@ -300,6 +300,7 @@ fn followers_replay_recorded_plans() {
             admissions: vec![admission(0, 3, 9)],
             pieces: vec![piece(0, 9)],
             decode: vec![2],
+            ..Plan::default()
         },
         Plan { decode: vec![0, 2], ..Plan::default() },
         Plan { decode: vec![0, 2], ..Plan::default() },
@@ -313,10 +314,10 @@ fn followers_replay_recorded_plans() {
             None,
         )
         .unwrap();
-        let mut rounds = Rounds::new(3 + spare);
+        let mut rounds = Rounds::new(&core, 64, 64).unwrap();
         let world = World::single();
         let log: Vec<Vec<(usize, Outcome)>> =
-            plans.iter().map(|p| rounds.run(&mut core, &world, p.clone()).unwrap()).collect();
+            plans.iter().map(|p| rounds.run(&mut core, &world, p.clone()).unwrap().outcomes).collect();
         (log, core.image(0), core.image(2))
     };
     let first = run(0, 256);

@@ -154,16 +154,7 @@ fn save(path: &std::path::Path, report: &Value) -> anyhow::Result<()> {
 
 fn measure(engine: &dyn Service, ids: Vec<u32>, tokens: usize) -> anyhow::Result<RequestStats> {
     let bar = Prefilling::start(ids.len());
-    let request = Request {
-        ids,
-        attachments: Vec::new(),
-        sampling: Sampling::GREEDY,
-        max_tokens: tokens,
-        stop_ids: Vec::new(),
-        draft: true,
-        logprobs: None,
-        thinking: None,
-    };
+    let request = Request { ids, max_tokens: tokens, ..Request::default() };
     let handle = engine.submit(request)?;
     loop {
         match handle.events.recv().context("the engine dropped the request")? {

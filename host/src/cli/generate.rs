@@ -109,13 +109,10 @@ impl Generate {
         };
         let request = Request {
             ids: prompt.clone(),
-            attachments: Vec::new(),
             sampling,
             max_tokens: self.max_tokens.min(info.context.saturating_sub(prompt.len()).max(1)),
             stop_ids,
-            draft: true,
-            logprobs: None,
-            thinking: None,
+            ..Request::default()
         };
         let handle = engine.submit(request)?;
         let thinking = text.as_ref().is_some_and(|t| t.thinking_is_open(&prompt));

@@ -115,13 +115,13 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
     app.refuse_when_failed()?;
     let request = Request {
         ids,
-        attachments: Vec::new(),
         sampling,
         max_tokens,
         stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
         draft: policy.drafts(),
         logprobs,
         thinking: thinking_budget.filter(|_| thinking),
+        ..Request::default()
     };
     Ok(Job {
         kind,

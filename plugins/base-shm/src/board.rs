@@ -53,7 +53,8 @@ impl Board {
     }
 
     fn map(file: &File, path: &Path, ranks: usize, window: usize) -> Result<Self, OpError> {
-        let (want, have) = (bytes(ranks, window), file.metadata().map_err(|e| failed(path, &e))?.len() as usize);
+        let (want, have) =
+            (bytes(ranks, window), file.metadata().map_err(|e| failed(path, &e))?.len() as usize);
         if want != have {
             return Err(OpError::new(format!(
                 "shared memory {} has {have} bytes, not {want}: the ranks' window_kib differ",
@@ -108,7 +109,9 @@ impl Board {
     pub(crate) fn get(&self, rank: usize, piece: &mut [u8]) {
         assert!(rank < self.ranks && piece.len() <= self.window, "a piece fits its window");
         // SAFETY: its writer waits for this rank's `read` before it writes again.
-        unsafe { std::ptr::copy_nonoverlapping(self.start(rank).cast_const(), piece.as_mut_ptr(), piece.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.start(rank).cast_const(), piece.as_mut_ptr(), piece.len())
+        };
     }
 }
 

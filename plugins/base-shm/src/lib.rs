@@ -65,7 +65,9 @@ impl Transport for Memory {
             (Some(Ok((_, board))), Some(_)) => Ok(board),
             (Some(Err(error)), _) => Err(error),
             (None, Some(path)) => Board::join(path.as_ref(), ranks, self.window),
-            (_, None) => Err(OpError::new(format!("rank 0 has no shared memory: {}", lead.trim_start_matches('!')))),
+            (_, None) => {
+                Err(OpError::new(format!("rank 0 has no shared memory: {}", lead.trim_start_matches('!'))))
+            }
         };
         let failed = board.as_ref().err().map_or_else(String::new, ToString::to_string);
         let all = agree(&control, "shm: mapped", &failed)?;

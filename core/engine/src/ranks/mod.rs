@@ -212,7 +212,11 @@ impl World {
 
     /// The control plane for transports, which may outlive this borrow: their waits look at the end of the world.
     pub(crate) fn plane(&self) -> Plane {
-        Plane { fate: Arc::clone(&self.fate), control: Arc::clone(&self.control), comm: Arc::clone(&self.comm) }
+        Plane {
+            fate: Arc::clone(&self.fate),
+            control: Arc::clone(&self.control),
+            comm: Arc::clone(&self.comm),
+        }
     }
 
     /// Runs `hook` once when the world ends by another rank's doing, at once if it has; on a thread of the watch or of
