@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use plugfold_engine::service::{Event, Request, RequestStats, Sampling, Service};
+use plugfold_engine::service::{Event, Request, RequestStats, Service};
 use plugfold_kernels::cpu::roofline::{RooflineRow, roofline};
 use serde_json::{Value, json};
 

@@ -73,6 +73,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         window_rows: settings.window_rows,
         prefill_rows: settings.prefill_rows,
         allow_nan: settings.allow_nan,
+        transport: None,
     })
 }
 
