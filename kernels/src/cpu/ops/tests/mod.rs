@@ -6,8 +6,8 @@ mod sequences;
 
 use plugfold_abi::{
     Addressing, Below, BelowObject, CacheView, Call, CommObject, DType, MAX_CACHES, MAX_DIMS, MAX_INPUTS,
-    MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, NO_LAYER, OpError, Phase, Provider, RoundTable, Slice, Span, Text,
-    View, Weight, formats,
+    MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, NO_LAYER, OpError, Phase, Provider, ProviderObject, RoundTable,
+    Slice, Span, Text, View, Weight, formats,
 };
 
 use super::reference;
