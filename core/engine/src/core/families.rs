@@ -7,33 +7,41 @@ use plugfold_abi::points::{Families, Family, LayoutLink};
 use super::LoadError;
 use crate::hooks::Hooks;
 
-/// A field of a family, or the family itself, for messages and as a key.
+/// The fields of a family, and what tells two values of each apart.
+type Field = (&'static str, fn(&Family, &Family) -> bool);
+const FIELDS: [Field; 8] = [
+    ("format", |a, b| a.format == b.format),
+    ("row_bytes", |a, b| a.row_bytes == b.row_bytes),
+    ("addressing", |a, b| a.addressing == b.addressing),
+    ("rows", |a, b| a.rows == b.rows),
+    ("positions_a_row", |a, b| a.positions_a_row == b.positions_a_row),
+    ("buffers", |a, b| a.buffers == b.buffers),
+    ("layers", |a, b| a.layers == b.layers),
+    ("in_snapshot", |a, b| a.in_snapshot == b.in_snapshot),
+];
+
+/// Fields that a link changed, for messages and as keys. Who adds or removes a family sets all of its fields.
 fn changes(before: &Families, after: &Families) -> Vec<String> {
-    let key = |f: &Family| (f.id.to_string(), f.owner);
+    let same = |a: &Family, b: &Family| (&a.id, a.owner) == (&b.id, b.owner);
     let mut all = Vec::new();
+    let mut changed = |f: &Family, old: Option<&Family>| {
+        let fields = FIELDS.iter().filter(|(_, equal)| old.is_none_or(|old| !equal(old, f)));
+        all.extend(fields.map(|(field, _)| format!("{} of {:?}: {field}", f.id, f.owner)));
+    };
     for f in &after.all {
-        let name = format!("{} of {:?}", f.id, f.owner);
-        let Some(old) = before.all.iter().find(|b| key(b) == key(f)) else {
-            all.push(name);
-            continue;
-        };
-        let fields = [
-            ("format", old.format != f.format),
-            ("row_bytes", old.row_bytes != f.row_bytes),
-            ("addressing", old.addressing != f.addressing),
-            ("rows", old.rows != f.rows),
-            ("positions_a_row", old.positions_a_row != f.positions_a_row),
-            ("buffers", old.buffers != f.buffers),
-            ("layers", old.layers != f.layers),
-            ("in_snapshot", old.in_snapshot != f.in_snapshot),
-        ];
-        all.extend(
-            fields.iter().filter(|(_, changed)| *changed).map(|(field, _)| format!("{name}: {field}")),
-        );
+        changed(f, before.all.iter().find(|b| same(b, f)));
     }
-    let gone = before.all.iter().filter(|b| !after.all.iter().any(|f| key(f) == key(b)));
-    all.extend(gone.map(|b| format!("{} of {:?}", b.id, b.owner)));
+    let gone = before.all.iter().filter(|b| !after.all.iter().any(|f| same(b, f)));
+    gone.for_each(|b| changed(b, None));
     all
+}
+
+/// Two families of one name in one layer: calls could not tell them apart.
+fn ambiguous(families: &Families) -> Option<(&Family, u32)> {
+    families.all.iter().enumerate().find_map(|(i, f)| {
+        let earlier = families.all[..i].iter().filter(|e| e.id == f.id);
+        earlier.flat_map(|e| &e.layers).find(|l| f.layers.contains(l)).map(|l| (f, *l))
+    })
 }
 
 /// Runs the chain. Two plugins that set one field are refused unless the later names the earlier.
@@ -62,6 +70,15 @@ pub(super) fn laid_out(mut families: Families, hooks: &Hooks) -> Result<Families
                 link.owner, f.id, f.row_bytes, f.rows
             )));
         }
+        if let Some((f, layer)) = ambiguous(&families) {
+            return Err(LoadError::Layout(format!(
+                "plugin {} adds cache family {} to layer {layer}, which has one: give it a name of its own",
+                link.owner, f.id
+            )));
+        }
     }
     Ok(families)
 }
+
+#[cfg(test)]
+mod tests;
