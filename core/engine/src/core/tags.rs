@@ -4,6 +4,7 @@ use plugfold_abi::{KnobValue, Phase};
 
 use super::{Core, LoadError, ResolveError};
 use crate::program::build::kinds;
+use crate::program::common_grid;
 
 /// The arithmetic of a request's prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +35,7 @@ impl Core {
             self.stages.words(&self.hooks, &mut shape, facts, knobs)?;
             let program = self.program(&shape)?;
             all.extend(program.bits());
-            grid = program.grid().max(grid);
+            grid = common_grid(grid, program.grid());
         }
         all.sort_unstable();
         all.dedup();

@@ -2,6 +2,8 @@
 
 mod choose;
 mod fuse;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -97,7 +99,7 @@ pub enum ResolveError {
         bits_second: String,
     },
     /// A claim sends a call to a provider that is not there.
-    #[error("{op}: plugin {owner} sends its calls to provider {to}, which no loaded plugin has")]
+    #[error("{op}: plugin {owner} sends its calls to provider {to}, which no loaded plugin has for {op}")]
     NoSuchProvider {
         /// Operation.
         op: String,
@@ -213,7 +215,7 @@ impl Resolved {
 
     /// Positions at which states that this program made may be kept: multiples of this.
     pub fn grid(&self) -> u32 {
-        self.steps.iter().map(|s| s.grid.max(1)).fold(1, |a, b| a / gcd(a, b) * b)
+        self.steps.iter().map(|s| s.grid).fold(1, common_grid)
     }
 
     /// Per step: operation, layer, the plugin that runs it and the arithmetic.
@@ -240,6 +242,12 @@ impl Resolved {
 
 fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The positions that are multiples of both.
+pub(crate) fn common_grid(a: u32, b: u32) -> u32 {
+    let (a, b) = (a.max(1), b.max(1));
+    a / gcd(a, b) * b
 }
 
 impl Registry {
@@ -290,11 +298,17 @@ impl Registry {
             provider,
             covers,
         };
-        if entry.covers.is_empty() {
-            self.providers.entry(op).or_default().push(entry);
+        let all = if entry.covers.is_empty() {
+            self.providers.entry(op.clone()).or_default()
         } else {
-            self.fusions.push(entry);
+            &mut self.fusions
+        };
+        // Claims name providers, so a name must mean one.
+        if entry.covers.is_empty() && all.iter().any(|e| e.name == entry.name) {
+            let text = format!("two providers of {op} are called {name}: give each a name of its own");
+            return Err(named(OpError::new(text)));
         }
+        all.push(entry);
         Ok(())
     }
 

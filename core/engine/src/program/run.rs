@@ -124,15 +124,17 @@ impl Below for Rest<'_> {
     }
 }
 
-/// What lies beneath a fusion: the chains of the steps that it covers.
-struct Covered<'a>(&'a [Step], &'a [ResolvedStep]);
+/// What lies beneath a fusion: the chains of the steps that it covers, with their calls.
+struct Covered<'a>(&'a [ResolvedStep], &'a [Call<'a>]);
 
 impl Below for Covered<'_> {
     fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
-        let same =
-            |s: &Step| s.op.as_str() == call.op.get_str() && (s.layer, s.site) == (call.layer, call.site);
-        match self.0.iter().position(same) {
-            Some(at) => Rest(&self.1[at].chain).run(call),
+        let same = |c: &Call<'_>| c.op == call.op && (c.layer, c.site) == (call.layer, call.site);
+        let weights = |c: &Call<'_>| c.weights.map(|w| w.map(std::ptr::from_ref));
+        // One operation may be covered twice, with other weights: each call has a chain of its own.
+        let exactly = self.1.iter().position(|c| same(c) && weights(c) == weights(call));
+        match exactly.or_else(|| self.1.iter().position(same)) {
+            Some(at) => Rest(&self.0[at].chain).run(call),
             None => Err(OpError::new(format!("{} is not among the operations that are covered", call.op))),
         }
     }
@@ -189,9 +191,10 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
                 for (slot, i) in calls.iter_mut().zip(covered.clone()) {
                     *slot = self::call(resolved, base, i, inputs);
                 }
-                let below = Covered(&program.steps[covered.clone()], &resolved.steps[covered]);
-                let calls = Slice::from(&calls[..covers]);
-                (&link.owner, link.provider.run_group(calls, &link.plan, &BelowObject::lend(&below)))
+                let calls = &calls[..covers];
+                let below = Covered(&resolved.steps[covered], calls);
+                let ran = link.provider.run_group(calls.into(), &link.plan, &BelowObject::lend(&below));
+                (&link.owner, ran)
             }
             Fused::Alone | Fused::Inside => (&found.decides, Rest(&found.chain).run(&call)),
         };

@@ -23,7 +23,8 @@ impl Registry {
     /// Claims on a call, in list order.
     fn claims(&self, query: &Query<'_>) -> Result<Vec<(&Entry, Link, Granted)>, ResolveError> {
         let mut claims = Vec::new();
-        for entry in self.providers.get(query.op.get_str()).into_iter().flatten() {
+        let all = self.providers.get(query.op.get_str()).map_or(&[][..], Vec::as_slice);
+        for entry in all {
             if !selected(entry, query) {
                 continue;
             }
@@ -35,8 +36,7 @@ impl Registry {
                 Claim::No => continue,
                 Claim::Yes(granted) => (entry, granted),
                 Claim::As(name, granted) => {
-                    let all = self.providers.values().flatten();
-                    let found = all.into_iter().find(|e| *e.name == *name);
+                    let found = all.iter().find(|e| *e.name == *name);
                     let missing = || ResolveError::NoSuchProvider {
                         op: query.op.get_str().into(),
                         owner: entry.owner.to_string(),
