@@ -16,6 +16,15 @@ pub struct Setup<'a> {
     pub device_class: Text<'a>,
 }
 
+impl Setup<'_> {
+    /// The host, to be kept.
+    pub fn host(&self) -> &'static HostObject {
+        // SAFETY: whoever configures a plugin keeps its host for as long as hooks of the plugin may run, which is the life
+        // of the process (see `host`).
+        unsafe { &*std::ptr::from_ref(self.host) }
+    }
+}
+
 /// Memory that a plugin will take.
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -242,11 +242,26 @@ impl Core {
         ranks: Split,
         comm: Option<Arc<CommObject>>,
     ) -> Result<Self, LoadError> {
+        let mut core = Self::load_weights(dir, options, ranks, comm)?;
+        core.allocate(options.slots)?;
+        Ok(core)
+    }
+
+    /// As [`Core::load`], without memory for sequences: [`Core::allocate`] has to follow.
+    ///
+    /// # Errors
+    /// As [`Core::load`].
+    pub fn load_weights(
+        dir: &Path,
+        options: &CoreOptions,
+        ranks: Split,
+        comm: Option<Arc<CommObject>>,
+    ) -> Result<Self, LoadError> {
         let config = ModelConfig::from_dir(dir)?;
         let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
         let content = tensors.content_id()?;
         let mtp = tensors.mtp;
-        Self::from_source(config, &tensors, mtp, content, options, ranks, comm)
+        Self::without_slots(config, &tensors, mtp, content, options, ranks, comm)
     }
 
     /// Builds a rank from any source of tensors.
@@ -254,6 +269,23 @@ impl Core {
     /// # Errors
     /// As [`Core::load`], as far as they apply.
     pub fn from_source<S: Source>(
+        config: ModelConfig,
+        source: &S,
+        mtp: bool,
+        content: String,
+        options: &CoreOptions,
+        ranks: Split,
+        comm: Option<Arc<CommObject>>,
+    ) -> Result<Self, LoadError>
+    where
+        LoadError: From<S::Error>,
+    {
+        let mut core = Self::without_slots(config, source, mtp, content, options, ranks, comm)?;
+        core.allocate(options.slots)?;
+        Ok(core)
+    }
+
+    fn without_slots<S: Source>(
         config: ModelConfig,
         source: &S,
         mtp: bool,
@@ -280,8 +312,8 @@ impl Core {
         let list = weights::recipes(&config, split, mtp);
         let weights = weights::load(source, &list, &options.progress)?;
         let families = families::laid_out(reference_families(&config, split, capacity, mtp), &options.hooks)?;
-        let caches = CacheTable::new(families.all.into(), options.slots);
-        let mut core = Self {
+        let caches = CacheTable::new(families.all.into(), 0);
+        Ok(Self {
             config: Arc::new(config),
             split,
             capacity,
@@ -292,15 +324,27 @@ impl Core {
             programs: HashMap::new(),
             arena: Arena::default(),
             comm,
-            slots: vec![Slot::default(); options.slots],
+            slots: Vec::new(),
             stages: Stages::new(&options.hooks)?,
             hooks: options.hooks.clone(),
             tags: HashMap::new(),
             content,
-        };
-        let defaults = core.hooks.knobs.defaults.clone();
-        core.tag(&defaults)?;
-        Ok(core)
+        })
+    }
+
+    /// Takes memory for so many sequences.
+    ///
+    /// # Errors
+    /// A program that does not resolve.
+    pub fn allocate(&mut self, slots: usize) -> Result<(), LoadError> {
+        self.caches = CacheTable::new(self.caches.families().to_vec(), slots);
+        self.slots = vec![Slot::default(); slots];
+        self.capacity.slots = slots;
+        // Programs hold the addresses of caches.
+        self.programs.clear();
+        let defaults = self.hooks.knobs.defaults.clone();
+        self.tag(&defaults)?;
+        Ok(())
     }
 
     /// The model.

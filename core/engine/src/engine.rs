@@ -36,6 +36,8 @@ struct Job {
     knobs: Values,
     /// Known once the engine thread has seen it.
     tag: Option<Tag>,
+    /// Whether it may get drafts of the multi-token-prediction layer.
+    draft_layer: bool,
     /// Tokens that were handed out before it stepped aside.
     sent: usize,
     preempted: usize,
@@ -136,6 +138,7 @@ impl Service for Engine {
             cancel: cancel.clone(),
             submitted: Instant::now(),
             tag: None,
+            draft_layer: false,
             sent: 0,
             preempted: 0,
         };
@@ -217,6 +220,8 @@ struct Loop {
     born: Instant,
     round: u64,
     last: Report,
+    /// Bytes that could still be taken, as of the last plan with requests that wait.
+    free_bytes: u64,
     stop: bool,
 }
 
@@ -236,6 +241,7 @@ impl Loop {
             born: Instant::now(),
             round: 0,
             last: Report::default(),
+            free_bytes: u64::MAX,
             stop: false,
         }
     }
@@ -254,6 +260,8 @@ impl Loop {
             let ran = match self.plan() {
                 Ok(plan) if plan.is_idle() => {
                     held = true;
+                    // A round that was not run took no time: planners count each round's once.
+                    self.last = Report::default();
                     continue;
                 }
                 Ok(plan) => self.round(plan),
@@ -293,6 +301,7 @@ impl Loop {
         match self.rank.core.tag(&job.knobs) {
             Ok(tag) => {
                 job.tag = Some(tag);
+                job.draft_layer = job.request.draft && self.rank.rounds.reads_draft_layer();
                 self.waiting.push_back(job);
             }
             Err(error) => self.refuse(job, EngineError::Failed(error.to_string())),

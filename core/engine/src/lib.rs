@@ -9,6 +9,7 @@ pub mod hooks;
 pub mod image;
 pub mod knobs;
 pub mod logprobs;
+mod memory;
 pub mod plan;
 pub mod program;
 pub mod rank;

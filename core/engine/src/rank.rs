@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use plugfold_abi::Phase;
-use plugfold_abi::points::{Limits, LimitsLink};
+use plugfold_abi::points::{Limits, LimitsLink, SequencesObject, SlotMemory, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::core::{Core, CoreOptions, LoadError, SeqRows, Want};
+use crate::core::{Core, CoreOptions, LoadError, SeqRows, SequencesOf, Want};
 use crate::hooks::HookError;
 use crate::hooks::Hooks;
+use crate::memory::free_bytes;
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
 use crate::rounds::{Report, RoundError, Rounds};
@@ -115,7 +116,7 @@ impl Rank {
         }
         let hooks = core_options.hooks.clone();
         let lines = core_options.lines.clone();
-        let limits = raised(options, &hooks)?;
+        let mut limits = raised(options, &hooks)?;
         let mut options = options.clone();
         options.slots = limits.slots as usize;
         options.window_rows = limits.window_rows as usize;
@@ -129,21 +130,22 @@ impl Rank {
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
         let comm = transport::open(options.transport.as_deref(), &hooks, &world)?;
-        let loaded = Core::load(&options.model, &core_options, ranks, comm);
-        if world.ranks() > 1 {
-            let mine = loaded.as_ref().err().map_or_else(String::new, ToString::to_string);
-            let all = world.gather_to_all("loaded", mine.as_bytes())?;
-            let bad = all.iter().position(|m| !m.is_empty());
-            if let (Some(rank), Ok(_)) = (bad, &loaded) {
-                let said = String::from_utf8_lossy(&all[rank]).into_owned();
-                return Err(StartError::Elsewhere(format!(
-                    "{} cannot load the model: {said}",
-                    world.who(rank)
-                )));
-            }
+        let loaded = Core::load_weights(&options.model, &core_options, ranks, comm);
+        let mut core = together(&world, "loaded", "load the model", loaded)?;
+        let fit = together(&world, "slots", "say how many slots fit", fitting(&core, options.slots))?;
+        let slots = if world.ranks() > 1 { world.agree_min("fewest slots", fit)? } else { fit } as usize;
+        if slots < options.slots {
+            tracing::warn!(
+                "{slots} of {} slots fit, with {} bytes each: serving {slots} sequences at once",
+                options.slots,
+                core.cache_table().slot_bytes()
+            );
         }
-        let mut core = loaded?;
+        limits.slots = slots as u32;
+        let opened = core.allocate(slots).and_then(|()| open_stores(&mut core));
+        together(&world, "stores", "open its stores", opened)?;
         let mut digest = digest(&mut core, &options, &limits)?;
+        options.slots = slots;
         lines.iter().for_each(|(name, value)| digest.add(name.clone(), value));
         digest.compare(&world)?;
         let rounds = Rounds::new(&core, options.prefill_rows, limits.prefill_rows_max as usize)?;
@@ -260,6 +262,45 @@ fn raised(options: &Options, hooks: &Hooks) -> Result<Limits, StartError> {
     Ok(limits)
 }
 
+/// Takes a step of the start on all ranks: what one could not do, none goes on from, and all know why.
+fn together<T>(
+    world: &World,
+    label: &str,
+    what: &str,
+    mine: Result<T, LoadError>,
+) -> Result<T, StartError> {
+    if world.ranks() > 1 {
+        let said = mine.as_ref().err().map_or_else(String::new, ToString::to_string);
+        let all = world.gather_to_all(label, said.as_bytes())?;
+        if let (Some(rank), true) = (all.iter().position(|m| !m.is_empty()), mine.is_ok()) {
+            let said = String::from_utf8_lossy(&all[rank]).into_owned();
+            return Err(StartError::Elsewhere(format!("{} cannot {what}: {said}", world.who(rank))));
+        }
+    }
+    Ok(mine?)
+}
+
+/// How many of the slots this rank can make.
+fn fitting(core: &Core, asked: usize) -> Result<u64, LoadError> {
+    let memory = SlotMemory {
+        slots: asked as u32,
+        slot_bytes: core.cache_table().slot_bytes() as u64,
+        free_bytes: free_bytes(),
+    };
+    let mut slots = memory.slots;
+    for h in &core.hooks().limits {
+        slots = slots.min(h.call(|l| l.fit(&memory))?.max(1));
+    }
+    Ok(u64::from(slots))
+}
+
+fn open_stores(core: &mut Core) -> Result<(), LoadError> {
+    let hooks = core.hooks().clone();
+    let sequences = SequencesOf::new(core);
+    let lent = SequencesObject::lend(&sequences);
+    Ok(hooks.stores.iter().try_for_each(|h| h.call(|s| s.open(&lent)))?)
+}
+
 fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<SettingsDigest, LoadError> {
     let mut digest = SettingsDigest::default();
     digest.add("engine", env!("CARGO_PKG_VERSION"));
@@ -268,7 +309,8 @@ fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<Setting
     digest.add("draft head", &core.has_mtp());
     let capacity = core.capacity();
     digest.add("context", &capacity.tokens);
-    digest.add("slots", &capacity.slots);
+    // Those asked for: the ranks have agreed on how many there are.
+    digest.add("slots", &options.slots);
     digest.add("window rows", &capacity.window_rows);
     digest.add("prefill rows", &options.prefill_rows);
     digest.add("largest prefill chunk", &limits.prefill_rows_max);
@@ -298,6 +340,8 @@ fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<Setting
 /// Every rank's part of a trace.
 fn trace(core: &mut Core, ids: &[u32], chunk: usize, streams: bool) -> Result<Trace, RoundError> {
     core.begin(0);
+    let hooks = core.hooks().clone();
+    hooks.stores.iter().try_for_each(|h| h.call(|s| s.overwritten(0, 0)))?;
     let layers = core.config().layers.len();
     let mut out = Trace { streams: vec![Vec::new(); if streams { layers } else { 0 }], ..Trace::default() };
     for tokens in ids.chunks(chunk) {

@@ -178,6 +178,11 @@ impl Rounds {
         self.drafting.names()
     }
 
+    /// Whether a drafter is in use that reads rows of the multi-token-prediction layer.
+    pub fn reads_draft_layer(&self) -> bool {
+        !self.drafting.is_idle() && self.drafting.wants_layer()
+    }
+
     /// Whether some link of the draft policy knows a policy.
     ///
     /// # Errors
@@ -244,6 +249,9 @@ impl Rounds {
         let begun = core.begin_with(slot, knobs.clone());
         self.note(slot, begun);
         let resumed = self.resume(core, world, &admission)?;
+        // What lies past the resume point is about to be overwritten, and rows of a store replace all there were.
+        let stored = matches!(admission.resume, Resume::Store { .. });
+        self.kept[slot].retain(|k| !stored && k.snapshot.ids.len() <= resumed);
         let ids = Slice::from(&admission.ids[..]);
         for h in &self.hooks.stores {
             let told = h.call(|s| s.overwritten(slot as u32, resumed as u32));

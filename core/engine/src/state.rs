@@ -122,6 +122,11 @@ impl CacheTable {
         &self.families
     }
 
+    /// Bytes of all families of one slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.families.iter().map(|f| slot_bytes(f) * f.layers.len()).sum()
+    }
+
     /// Bytes of all families of all slots.
     pub fn bytes(&self) -> usize {
         self.stores.iter().map(|s| s.memory.len() * 64).sum()

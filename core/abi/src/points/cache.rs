@@ -1,5 +1,6 @@
 //! Cache families as data, and the host's only way to what they hold.
 
+use super::DraftRows;
 use crate::{Addressing, List, Slice, TextBuf};
 
 /// Who reads a family.
@@ -84,6 +85,10 @@ crate::interface! {
         fn families(&self) -> List<FamilyInfo>;
         /// Committed length of a slot's sequence.
         fn length(&self, slot: u32) -> u32;
+        /// What the rows of the multi-token-prediction layer ([`Owner::Mtp`]) are worth in a slot.
+        fn draft_rows(&self, slot: u32) -> DraftRows = Ok(DraftRows::Silent);
+        /// Bytes of memory that could still be taken. This rank's own: only for what rank 0 decides.
+        fn free_bytes(&self) -> u64 = Ok(u64::MAX);
         /// Copies rows of a family (an index into [`Sequences::families`]) to the end of `out`.
         fn gather(&self, slot: u32, family: u32, first: u32, rows: u32, out: &mut List<u8>) -> ();
         /// Writes rows of a family.

@@ -36,11 +36,11 @@ pub use request::{
 pub use services::{Host, HostObject, HostTable, Level, Services, ServicesObject, ServicesTable};
 pub use setup::{
     BatchFacts, FieldId, FieldPer, FieldSpec, Fields, FieldsObject, FieldsTable, LayoutLink,
-    LayoutLinkObject, LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, Words,
+    LayoutLinkObject, LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, SlotMemory, Words,
     WordsObject, WordsTable,
 };
 pub use store::{
-    Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject, StoreOffer,
+    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject, StoreOffer,
     StoreTable,
 };
 pub use transport::{

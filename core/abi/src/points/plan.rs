@@ -17,6 +17,9 @@ pub struct RequestFacts<'a> {
     pub background: bool,
     /// Whether drafts may be used.
     pub draft: bool,
+    /// Whether a drafter may serve it that reads rows of the multi-token-prediction layer: it is better off with a state
+    /// that has them.
+    pub draft_layer: bool,
     /// Seconds since it arrived.
     pub waited_s: f64,
     /// Its knobs, by number.

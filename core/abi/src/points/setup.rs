@@ -21,11 +21,25 @@ pub struct Limits {
     pub piece: u32,
 }
 
+/// What slots would take, once the weights are loaded.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotMemory {
+    /// Slots that are asked for.
+    pub slots: u32,
+    /// Bytes of one.
+    pub slot_bytes: u64,
+    /// Bytes that could still be taken on this rank.
+    pub free_bytes: u64,
+}
+
 crate::interface! {
     /// A link of the `limits` chain.
     "limits", 0: LimitsLink, LimitsLinkObject, LimitsLinkTable {
         /// Raises limits.
         fn raise(&self, limits: &mut Limits) -> ();
+        /// How many of the slots to make, at least 1. All ranks make the least that any link on any rank says.
+        fn fit(&self, memory: &SlotMemory) -> u32 = Ok(memory.slots);
     }
 }
 

@@ -49,11 +49,25 @@ pub struct SaveFacts<'a> {
     pub draft: bool,
 }
 
+/// What the rows of the multi-token-prediction layer are worth in a slot.
+#[repr(u8)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftRows {
+    /// Nobody says: only all of them together, with the parts' records, are a drafter's state.
+    Silent,
+    /// Rows of positions below this follow from the ids alone, so sequences may share them; the rest is in the record.
+    Good(u32),
+    /// None can be used.
+    Broken,
+}
+
 crate::interface! {
     /// A link of the `store` chain. Rank 0 decides, all ranks do the same.
     "store", 0: Store, StoreObject, StoreTable {
         /// Its name.
         fn name(&self) -> TextBuf;
+        /// All ranks, once the caches exist: what sequences own here. An error refuses the start.
+        fn open(&self, sequences: &SequencesObject) -> () = Ok(());
         /// Rank 0: what it could resume for a request; the caller fills in the store's index.
         fn offer(&self, request: &RequestFacts<'_>) -> List<StoreOffer>;
         /// Rank 0: longest common prefix of a prompt with anything kept.
@@ -94,6 +108,8 @@ crate::interface! {
         fn needed(&self) -> bool = Ok(false);
         /// A sequence begins with nothing.
         fn begin(&self, slot: u32) -> () = Ok(());
+        /// For the part that keeps rows of the multi-token-prediction layer: what they are worth now.
+        fn draft_rows(&self, slot: u32) -> DraftRows = Ok(DraftRows::Silent);
         /// The record of a slot's committed state.
         fn save(&self, slot: u32, out: &mut List<u8>) -> ();
         /// Takes a record over.

@@ -2,12 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use plugfold_abi::points::{FamilyInfo, Sequences, StatePart};
+use plugfold_abi::points::{DraftRows, Drafter, DrafterObject, FamilyInfo, Sequences, StatePart};
 use plugfold_abi::{List, OpError, Slice, SlotState};
 use serde::{Deserialize, Serialize};
 
 use super::{Core, LoadError};
-use crate::hooks::{HookError, Hooks};
+use crate::hooks::{HookError, Hooked, Hooks};
+use crate::memory::free_bytes;
 
 #[derive(Serialize, Deserialize)]
 struct Record {
@@ -106,7 +107,30 @@ impl Sequences for SequencesOf<'_> {
         let done = core.caches.scatter(slot, family as usize, first, &bytes);
         done.ok_or_else(|| {
             OpError::new(format!("family {family} has no rows at {first} for {} bytes", bytes.len()))
-        })
+        })?;
+        // What was there is gone, also when the rest never comes: no snapshot may rely on it.
+        let positions = core.caches.families()[family as usize].positions_a_row;
+        core.slots[slot as usize].written.truncate((first * positions) as usize);
+        Ok(())
+    }
+
+    fn draft_rows(&self, slot: u32) -> Result<DraftRows, OpError> {
+        let core = self.core(slot)?;
+        let reads = |d: &Hooked<DrafterObject>| d.hook.wants().is_ok_and(|w| w.mtp_layer);
+        if !core.has_mtp || !core.hooks.drafters.iter().any(reads) {
+            return Ok(DraftRows::Broken);
+        }
+        for part in &core.hooks.parts {
+            let says = part.call(|p| p.draft_rows(slot)).map_err(|e| OpError::new(e.to_string()))?;
+            if says != DraftRows::Silent {
+                return Ok(says);
+            }
+        }
+        Ok(DraftRows::Silent)
+    }
+
+    fn free_bytes(&self) -> Result<u64, OpError> {
+        Ok(free_bytes())
     }
 
     fn state(&self, slot: u32, out: &mut List<u8>) -> Result<(), OpError> {

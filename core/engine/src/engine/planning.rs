@@ -14,6 +14,7 @@ use plugfold_abi::{List, OpError, Slice};
 
 use super::{Active, Job, Loop};
 use crate::hooks::{HookError, Hooks};
+use crate::memory::free_bytes;
 use crate::plan::{Admission, Piece, Plan, Resume};
 use crate::sampling::derived_seed;
 use crate::service::{EngineError, Event, Finish, RequestStats};
@@ -30,19 +31,12 @@ fn request_facts(job: &Job) -> RequestFacts<'_> {
         max_tokens: r.max_tokens as u32,
         background: r.background,
         draft: r.draft,
+        draft_layer: job.draft_layer,
         waited_s: job.submitted.elapsed().as_secs_f64(),
         knobs: Slice::from(&job.knobs[..]),
         tag: job.tag.map_or(0, |t| t.id),
         grid: job.tag.map_or(1, |t| t.grid),
     }
-}
-
-/// Bytes that the system could still give.
-fn free_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.map_or(u64::MAX, |k| k * 1024)
 }
 
 impl Loop {
@@ -73,7 +67,7 @@ impl Loop {
             last_decode_s: self.last.decode_s,
             slots: Slice::from(&slots[..]),
             waiting: Slice::from(&waiting[..]),
-            free_bytes: free_bytes(),
+            free_bytes: self.free_bytes,
         })
     }
 
@@ -84,6 +78,10 @@ impl Loop {
     pub(super) fn plan(&mut self) -> Result<Plan, HookError> {
         self.round += 1;
         let hooks = self.rank.core.hooks().clone();
+        if !hooks.planners.is_empty() && !self.waiting.is_empty() {
+            // Asking costs a system call; it matters to who may enter only.
+            self.free_bytes = free_bytes();
+        }
         let mut plan = Plan { round: self.round, ..Plan::default() };
         for slot in 0..self.active.len() {
             let gone = |a: &Active| a.job.cancel.load(Ordering::Acquire);
@@ -286,7 +284,7 @@ impl Loop {
             job,
             started: Instant::now(),
             first: None,
-            absorbed: 0,
+            absorbed: resumed as usize,
             admitted: self.round,
             reply: Vec::new(),
             stats,

@@ -104,6 +104,11 @@ impl Drafting {
         self.wants.iter().zip(&self.usable).any(|(w, u)| *u && w.hidden)
     }
 
+    /// Whether some drafter reads rows of the multi-token-prediction layer.
+    pub(super) fn wants_layer(&self) -> bool {
+        self.wants.iter().zip(&self.usable).any(|(w, u)| *u && w.mtp_layer)
+    }
+
     /// Whether anybody could ever draft.
     pub(super) fn is_idle(&self) -> bool {
         !self.usable.contains(&true) || self.hooks.policies.is_empty()
