@@ -263,12 +263,7 @@ fn raised(options: &Options, hooks: &Hooks) -> Result<Limits, StartError> {
 }
 
 /// Takes a step of the start on all ranks: what one could not do, none goes on from, and all know why.
-fn together<T>(
-    world: &World,
-    label: &str,
-    what: &str,
-    mine: Result<T, LoadError>,
-) -> Result<T, StartError> {
+fn together<T>(world: &World, label: &str, what: &str, mine: Result<T, LoadError>) -> Result<T, StartError> {
     if world.ranks() > 1 {
         let said = mine.as_ref().err().map_or_else(String::new, ToString::to_string);
         let all = world.gather_to_all(label, said.as_bytes())?;
@@ -322,10 +317,11 @@ fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<Setting
     for spec in core.hooks().knobs.specs.iter() {
         digest.add(format!("request knob {}", spec.name), &format!("{:?}, {:?}", spec.effect, spec.fold));
     }
+    // Bytes a row are not among them: shares of heads may differ by one.
     for f in core.cache_table().families() {
         digest.add(
             format!("cache {} of {:?}", f.id, f.owner),
-            &format!("{:?} x {} rows of {} bytes, {}", f.layers, f.rows, f.row_bytes, f.format),
+            &format!("{:?} x {} rows, {}, {:?}", f.layers, f.rows, f.format, f.addressing),
         );
     }
     digest.add("reference arithmetic", plugfold_kernels::cpu::VERSION);

@@ -28,13 +28,43 @@ struct Walk {
     lines: BTreeMap<String, String>,
 }
 
-fn shape(layout: &TypeLayout) -> String {
-    format!("{}, {} bytes, aligned to {}", layout.full_type(), layout.size(), layout.alignment())
+/// A type's name with its parameters. The library's own names leave them out: of the generic types that cross, lists and
+/// slices are told by what they point to, options and results by what they hold, pointers by their target.
+fn name_of(layout: &'static TypeLayout) -> String {
+    let own = layout.full_type().to_string();
+    let targets = || layout.generics().type_params().iter().map(|p| name_of(p())).collect::<Vec<String>>();
+    let fields = || layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
+    let base = own.split('<').next().unwrap_or_default();
+    match base {
+        "RVec" | "Slice" | "SliceMut" => {
+            let points = |n: &String| n.starts_with('*') || n.starts_with("NonNull");
+            let pointer = fields().into_iter().find(|f| points(&f.full_type().to_string()));
+            let element =
+                pointer.and_then(|f| f.layout().generics().type_params().first().map(|p| name_of(p())));
+            let element = element.unwrap_or_else(|| "?".into());
+            format!("{base}<{element}>")
+        }
+        "ROption" | "RResult" => {
+            let held: Vec<String> = fields().iter().map(|f| name_of(f.layout())).collect();
+            format!("{base}<{}>", held.join(", "))
+        }
+        _ if own.starts_with('*') || own.starts_with('&') => {
+            let kind = if own.contains(" mut ") { "&mut " } else { "&" };
+            let kind = ["*const ", "*mut "].into_iter().find(|p| own.starts_with(p)).unwrap_or(kind);
+            let targets = targets();
+            if targets.is_empty() { own } else { format!("{kind}{}", targets.join(", ")) }
+        }
+        _ => own,
+    }
+}
+
+fn shape(layout: &'static TypeLayout) -> String {
+    format!("{}, {} bytes, aligned to {}", name_of(layout), layout.size(), layout.alignment())
 }
 
 impl Walk {
     fn visit(&mut self, layout: &'static TypeLayout) {
-        let name = layout.full_type().to_string();
+        let name = name_of(layout);
         if !self.seen.insert(name.clone()) {
             return;
         }
@@ -50,8 +80,7 @@ impl Walk {
         for (i, field) in fields.iter().enumerate() {
             let mut line = shape(field.layout());
             for function in field.function_range().iter() {
-                let arguments: Vec<String> =
-                    function.param_type_layouts.iter().map(|l| shape_of_pointee(l())).collect();
+                let arguments: Vec<String> = function.param_type_layouts.iter().map(|l| shape(l())).collect();
                 let gives = function.return_type_layout().map(|l| l());
                 line.clear();
                 let _ = write!(line, "fn({})", arguments.join("; "));
@@ -73,10 +102,6 @@ impl Walk {
             self.visit(parameter());
         }
     }
-}
-
-fn shape_of_pointee(layout: &'static TypeLayout) -> String {
-    shape(layout)
 }
 
 /// A line of a layout on which two sides differ.

@@ -36,12 +36,12 @@ pub use request::{
 pub use services::{Host, HostObject, HostTable, Level, Services, ServicesObject, ServicesTable};
 pub use setup::{
     BatchFacts, FieldId, FieldPer, FieldSpec, Fields, FieldsObject, FieldsTable, LayoutLink,
-    LayoutLinkObject, LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, SlotMemory, Words,
-    WordsObject, WordsTable,
+    LayoutLinkObject, LayoutLinkTable, Limits, LimitsLink, LimitsLinkObject, LimitsLinkTable, SlotMemory,
+    Words, WordsObject, WordsTable,
 };
 pub use store::{
-    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject, StoreOffer,
-    StoreTable,
+    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject,
+    StoreOffer, StoreTable,
 };
 pub use transport::{
     Control, ControlObject, ControlTable, Rider, RiderObject, RiderTable, Section, SectionObject,

@@ -134,7 +134,7 @@ fn another_layout_is_refused_with_every_field_that_differs() {
         assert!(said(&d.ours).contains(ours) && said(&d.theirs).contains(theirs), "{d}");
         assert!(text.contains(&d.to_string()), "{d} is not in: {text}");
     };
-    differs("Facts<'_>", "48 bytes, aligned to 8", "40 bytes, aligned to 8");
+    differs("Facts<'a>", "48 bytes, aligned to 8", "40 bytes, aligned to 8");
     differs(".00 name", "Text", "absent");
     differs(".00 numbers", "absent", "Slice");
     differs(".01 numbers", "Slice", "absent");
@@ -199,13 +199,13 @@ fn layouts_of_the_released_interfaces_are_whole() {
             assert!(size, "{name} of {} is not in: {text}", I::NAME);
         }
     }
-    let call = ["Call<'_>", "RoundTable<'_>", "Weight", "View", "CacheView", "CommTable", "KnobValue"];
+    let call = ["Call<'a>", "RoundTable<'a>", "Weight", "View", "CacheView", "CommTable", "KnobValue"];
     lines::<ProviderObject>(&["op", "covers", "claim", "run", "run_group"], &call);
-    lines::<ProviderObject>(&[], &["Query<'_>", "Granted", "Claim", "Bits", "OpError", "BelowTable"]);
+    lines::<ProviderObject>(&[], &["Query<'a>", "Granted", "Claim", "Bits", "OpError", "BelowTable"]);
     lines::<PassObject>(&["name", "rewrite"], &["Program", "Step", "Buffer", "Shape", "Word"]);
     lines::<LayoutLinkObject>(&["edit"], &["Families", "Family"]);
-    lines::<PlannerObject>(&["place", "pieces"], &["PlanFacts<'_>", "SlotFacts", "Verdict"]);
-    lines::<StoreObject>(&["save", "resume"], &["SaveFacts<'_>", "SequencesTable", "FamilyInfo"]);
-    lines::<DrafterObject>(&["propose"], &["Ask<'_>", "Proposal", "ForwardsTable"]);
-    lines::<ObserverObject>(&["sequence"], &["SequenceEvent<'_>", "OpDone<'_>"]);
+    lines::<PlannerObject>(&["place", "pieces"], &["PlanFacts<'a>", "SlotFacts", "Verdict"]);
+    lines::<StoreObject>(&["save", "resume"], &["SaveFacts<'a>", "SequencesTable", "FamilyInfo"]);
+    lines::<DrafterObject>(&["propose"], &["Ask<'a>", "Proposal", "ForwardsTable"]);
+    lines::<ObserverObject>(&["sequence"], &["SequenceEvent<'a>", "OpDone<'a>"]);
 }
