@@ -183,6 +183,8 @@ crate::interface! {
     "draft-policy", 0: DraftPolicy, DraftPolicyObject, DraftPolicyTable {
         /// Told the drafters' names, in the order of their indices, before the first round.
         fn drafters(&self, names: Slice<'_, TextBuf>) -> () = Ok(());
+        /// The forms of the policies that it knows, for messages.
+        fn forms(&self) -> List<TextBuf> = Ok(List::new());
         /// Whether this link knows the policy that a request asks for; the error says what is wrong with it.
         fn accepts(&self, policy: Text<'_>) -> bool = Ok(false);
         /// Changes the choices, one a sequence.
