@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::core::Tag;
+use crate::hooks::Hooks;
 use crate::knobs::Values;
 use crate::logprobs::MAX_TOP;
 use crate::plan::{Order, Plan};
@@ -70,6 +71,7 @@ fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
 /// A running engine. Dropping it ends its thread and says goodbye to the other ranks.
 pub struct Engine {
     shared: Arc<Shared>,
+    hooks: Arc<Hooks>,
     queue: Mutex<Sender<Message>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -101,11 +103,11 @@ impl Engine {
             lock(&seen.stats).fatal.get_or_insert_with(|| end.to_string());
             let _ = alarm.send(Message::Stop);
         });
-        let inside = shared.clone();
+        let (inside, hooks) = (shared.clone(), rank.core.hooks().clone());
         let thread = std::thread::Builder::new()
             .name("plugfold-engine".into())
             .spawn(move || Loop::new(rank, inside, receiver).run())?;
-        Ok(Self { shared, queue: Mutex::new(sender), thread: Some(thread) })
+        Ok(Self { shared, hooks, queue: Mutex::new(sender), thread: Some(thread) })
     }
 }
 
@@ -116,6 +118,7 @@ impl Service for Engine {
 
     fn submit(&self, request: Request) -> Result<Handle, EngineError> {
         check(&request, &self.shared.info, self.shared.defaults.len())?;
+        self.hooks.policy(&request.policy)?;
         {
             let mut stats = lock(&self.shared.stats);
             if let Some(reason) = &stats.fatal {
@@ -152,6 +155,10 @@ impl Service for Engine {
 
     fn stats(&self) -> EngineStats {
         lock(&self.shared.stats).clone()
+    }
+
+    fn policy(&self, asked: &str) -> Result<String, EngineError> {
+        self.hooks.policy(asked)
     }
 }
 

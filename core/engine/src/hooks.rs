@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use plugfold_abi::boundary::{Interface, Mismatch, Offer};
 use plugfold_abi::points::{
-    DraftCutObject, DraftPolicyObject, DrafterObject, FieldsObject, LayoutLinkObject, LimitsLinkObject,
-    ObserverObject, PlannerObject, PromptLinkObject, ReplyLinkObject, RequestLinkObject, RiderObject,
-    SectionObject, SpansObject, StatePartObject, StoreObject, StreamLinkObject, TransportObject,
+    DraftCutObject, DraftPolicy, DraftPolicyObject, DrafterObject, FieldsObject, LayoutLinkObject,
+    LimitsLinkObject, ObserverObject, PlannerObject, PromptLinkObject, ReplyLinkObject, RequestLinkObject,
+    RiderObject, SectionObject, SpansObject, StatePartObject, StoreObject, StreamLinkObject, TransportObject,
     WeightLinkObject, WordsObject,
 };
-use plugfold_abi::{OpError, PassObject, ProviderObject};
+use plugfold_abi::{ErrorKind, Maybe, OpError, PassObject, ProviderObject, Text};
 
 use crate::knobs::Knobs;
+use crate::service::EngineError;
 
 /// A hook with the plugin that brought it.
 pub struct Hooked<T> {
@@ -162,5 +163,85 @@ impl Hooks {
     /// As [`Hooks::add`].
     pub fn add_object<I: Interface>(&mut self, owner: &str, object: I) -> Result<(), OfferError> {
         self.add(owner, &[], Offer::of(object))
+    }
+
+    /// The draft policy in force for what a request asks for; empty asks for the server's own. Without a policy plugin there
+    /// are two: `auto`, which drafts nothing then, and `0`.
+    ///
+    /// # Errors
+    /// What is wrong with it, for the client.
+    pub fn policy(&self, asked: &str) -> Result<String, EngineError> {
+        let mut forms: Vec<String> = Vec::new();
+        for h in &self.policies {
+            let known = h.call(|p| p.accepts(Text::from(asked))).map_err(|e| match e.error.kind {
+                ErrorKind::Invalid => EngineError::Invalid(e.error.to_string()),
+                _ => EngineError::Failed(e.to_string()),
+            })?;
+            if let Maybe::RSome(in_force) = known {
+                return Ok(in_force.into());
+            }
+            let more = h.call(|p| p.forms()).map_err(|e| EngineError::Failed(e.to_string()))?;
+            forms.extend(more.iter().map(ToString::to_string));
+        }
+        if asked.is_empty() {
+            return Ok("auto".into());
+        }
+        if forms.is_empty() && ["auto", "0"].contains(&asked) {
+            return Ok(asked.into());
+        }
+        let (valid, why) = if forms.is_empty() {
+            ("auto, 0".to_owned(), " (no plugin with draft policies is loaded)")
+        } else {
+            (forms.join(", "), "")
+        };
+        Err(EngineError::Invalid(format!("{asked:?} is not a draft policy; valid are {valid}{why}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use plugfold_abi::points::{Choice, SequenceFacts};
+    use plugfold_abi::{List, Slice, TextBuf};
+
+    struct Three;
+    impl DraftPolicy for Three {
+        fn forms(&self) -> Result<List<TextBuf>, OpError> {
+            Ok(List::from(vec!["3".into(), "xN".into()]))
+        }
+        fn accepts(&self, policy: Text<'_>) -> Result<Maybe<TextBuf>, OpError> {
+            match policy.get_str() {
+                "3" | "03" | "" => Ok(Maybe::RSome("3".into())),
+                "x9" => Err(OpError::invalid("x9: at most 8")),
+                "panic" => panic!("planted"),
+                _ => Ok(Maybe::RNone),
+            }
+        }
+        fn decide(&self, _: Slice<'_, SequenceFacts<'_>>, _: &mut List<Choice>) -> Result<(), OpError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn policies_are_checked_by_the_links_of_the_chain() {
+        let mut hooks = Hooks::default();
+        let told = |hooks: &Hooks, policy| hooks.policy(policy).unwrap_err().to_string();
+        for (asked, in_force) in [("", "auto"), ("auto", "auto"), ("0", "0")] {
+            assert_eq!(hooks.policy(asked), Ok(in_force.to_owned()), "a bare engine");
+        }
+        assert_eq!(
+            told(&hooks, "3"),
+            "\"3\" is not a draft policy; valid are auto, 0 (no plugin with draft policies is loaded)"
+        );
+        hooks.add_object("three", DraftPolicyObject::new(Three)).unwrap();
+        for asked in ["3", "03", ""] {
+            assert_eq!(hooks.policy(asked), Ok("3".to_owned()));
+        }
+        assert_eq!(told(&hooks, "x9"), "x9: at most 8");
+        assert_eq!(told(&hooks, "auto"), "\"auto\" is not a draft policy; valid are 3, xN");
+        let failed = hooks.policy("panic").unwrap_err();
+        assert!(
+            matches!(&failed, EngineError::Failed(m) if m.contains("plugin three") && m.contains("planted"))
+        );
     }
 }

@@ -5,6 +5,7 @@ mod drafting;
 mod forwards;
 mod keep;
 mod prefill;
+mod steps;
 mod window;
 
 use std::sync::Arc;
@@ -24,8 +25,9 @@ use crate::program::ResolveError;
 use crate::ranks::{RankError, World};
 use crate::sampling::draw;
 
-use drafting::Drafting;
+use drafting::{Drafting, Miss};
 pub use keep::Kept;
+use steps::{Fault, Steps};
 
 /// What happened to a slot in a round.
 #[derive(Clone, Debug, PartialEq)]
@@ -144,7 +146,8 @@ pub struct Rounds {
     hooks: Arc<Hooks>,
     observers: Vec<(Hooked<ObserverObject>, u32)>,
     /// Failures of hooks on this rank since the ranks last agreed.
-    faults: Vec<(usize, String)>,
+    faults: Vec<Fault>,
+    steps: Steps,
     chunk: usize,
     chunk_most: usize,
 }
@@ -161,10 +164,12 @@ impl Rounds {
         for h in &hooks.observers {
             observers.push((h.clone(), h.call(|o| o.interests())?));
         }
+        let drafting = Drafting::new(&hooks, core.has_mtp(), slots)?;
         Ok(Self {
             running: (0..slots).map(|_| None).collect(),
             kept: vec![Vec::new(); slots],
-            drafting: Drafting::new(&hooks, core.has_mtp(), slots)?,
+            steps: Steps::new(drafting.shared()),
+            drafting,
             hooks,
             observers,
             faults: Vec::new(),
@@ -181,14 +186,6 @@ impl Rounds {
     /// Whether a drafter is in use that reads rows of the multi-token-prediction layer.
     pub fn reads_draft_layer(&self) -> bool {
         !self.drafting.is_idle() && self.drafting.wants_layer()
-    }
-
-    /// Whether some link of the draft policy knows a policy.
-    ///
-    /// # Errors
-    /// What is wrong with it.
-    pub fn accepts_policy(&self, policy: &str) -> Result<bool, HookError> {
-        self.drafting.accepts(policy)
     }
 
     /// Runs a plan.
@@ -256,7 +253,7 @@ impl Rounds {
         for h in &self.hooks.stores {
             let told = h.call(|s| s.overwritten(slot as u32, resumed as u32));
             if let Err(error) = told {
-                self.faults.push((slot, error.to_string()));
+                self.faults.push(Fault { slot, message: error.to_string(), elsewhere: false });
             }
         }
         if admission.draft {
@@ -345,8 +342,28 @@ impl Rounds {
     /// Remembers a hook that failed for a slot, until the ranks agree on it.
     fn note(&mut self, slot: usize, told: Result<(), impl ToString>) {
         if let Err(error) = told {
-            self.faults.push((slot, error.to_string()));
+            self.faults.push(Fault { slot, message: error.to_string(), elsewhere: false });
         }
+    }
+
+    fn missed(&mut self, slot: usize, miss: &Miss) {
+        self.faults.push(Fault { slot, message: miss.error.to_string(), elsewhere: miss.elsewhere });
+    }
+
+    /// Tells drafters of tokens that became part of a sequence. An agreement must follow before the ranks exchange
+    /// anything else.
+    fn absorbed(
+        &mut self,
+        core: &mut Core,
+        world: &World,
+        slot: usize,
+        start: usize,
+        tokens: &[u32],
+        rows: &[f32],
+    ) -> Result<(), RoundError> {
+        let missed = self.drafting.absorb(core, (world, &self.steps), slot, start, tokens, rows)?;
+        missed.iter().for_each(|miss| self.missed(slot, miss));
+        Ok(())
     }
 }
 

@@ -276,4 +276,11 @@ pub trait Service: Send + Sync {
     fn submit(&self, request: Request) -> Result<Handle, EngineError>;
     /// Live totals.
     fn stats(&self) -> EngineStats;
+    /// The draft policy in force for what a request asks for; empty asks for the server's own.
+    ///
+    /// # Errors
+    /// [`EngineError::Invalid`] with what is wrong with it, for the client.
+    fn policy(&self, asked: &str) -> Result<String, EngineError> {
+        crate::hooks::Hooks::default().policy(asked)
+    }
 }

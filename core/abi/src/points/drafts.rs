@@ -1,6 +1,6 @@
 //! Drafters propose, policies choose, the model decides. Nothing here can change a reply.
 
-use crate::{KnobValue, List, Slice, Text, TextBuf};
+use crate::{KnobValue, List, Maybe, Slice, Text, TextBuf};
 
 /// What a drafter needs of the model's forwards.
 #[repr(C)]
@@ -185,8 +185,9 @@ crate::interface! {
         fn drafters(&self, names: Slice<'_, TextBuf>) -> () = Ok(());
         /// The forms of the policies that it knows, for messages.
         fn forms(&self) -> List<TextBuf> = Ok(List::new());
-        /// Whether this link knows the policy that a request asks for; the error says what is wrong with it.
-        fn accepts(&self, policy: Text<'_>) -> bool = Ok(false);
+        /// The policy in force for what a request asks for (empty: the server's own), where this link knows it; the error
+        /// says what is wrong with it.
+        fn accepts(&self, policy: Text<'_>) -> Maybe<TextBuf> = Ok(Maybe::RNone);
         /// Changes the choices, one a sequence.
         fn decide(&self, facts: Slice<'_, SequenceFacts<'_>>, choices: &mut List<Choice>) -> ();
         /// What became of a round.

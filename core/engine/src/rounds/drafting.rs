@@ -8,10 +8,51 @@ use plugfold_abi::points::{
 };
 use plugfold_abi::{List, OpError, Slice, Text, TextBuf};
 
+use super::RoundError;
 use super::forwards::ForwardsOf;
+use super::steps::{Pace, Steps};
 use crate::core::Core;
 use crate::hooks::{HookError, Hooked, Hooks};
 use crate::knobs::Values;
+use crate::ranks::World;
+
+/// A hook that failed; `elsewhere`: because another rank had.
+pub(super) struct Miss {
+    pub error: HookError,
+    pub elsewhere: bool,
+}
+
+impl From<HookError> for Miss {
+    fn from(error: HookError) -> Self {
+        Self { error, elsewhere: false }
+    }
+}
+
+/// A hook call that all ranks make or none: gives what it gave, or who failed.
+fn together<T>(
+    h: &Hooked<DrafterObject>,
+    core: &mut Core,
+    pace: &Pace<'_>,
+    wants: Wants,
+    call: impl FnOnce(&DrafterObject, &ForwardsObject) -> Result<T, OpError>,
+) -> Result<Result<T, Miss>, RoundError> {
+    let forwards = ForwardsOf::new(core, pace, wants.mtp_layer);
+    let lent = ForwardsObject::lend(&forwards);
+    let ran = h.call(|d| call(d, &lent));
+    if !wants.mtp_layer {
+        // It ran no forward, so nobody waits for this rank.
+        return Ok(ran.map_err(Miss::from));
+    }
+    let left = pace.leave(ran.is_err())?;
+    Ok(match (ran, left) {
+        (Ok(value), None) => Ok(value),
+        (Ok(_), Some(_)) => {
+            let error = h.named(&OpError::new("the call failed on another rank"));
+            Err(Miss { error, elsewhere: true })
+        }
+        (Err(error), left) => Err(Miss { error, elsewhere: left == Some(true) }),
+    })
+}
 
 /// One sequence that may get drafts.
 pub(super) struct Candidate<'a> {
@@ -86,13 +127,9 @@ impl Drafting {
         &self.names
     }
 
-    pub(super) fn accepts(&self, policy: &str) -> Result<bool, HookError> {
-        for h in &self.hooks.policies {
-            if h.call(|p| p.accepts(Text::from(policy)))? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    /// Whether some drafter runs forwards, which all ranks run together.
+    pub(super) fn shared(&self) -> bool {
+        self.wants.iter().zip(&self.usable).any(|(w, u)| *u && w.mtp_layer)
     }
 
     fn usable(&self) -> impl Iterator<Item = &Hooked<DrafterObject>> {
@@ -134,17 +171,17 @@ impl Drafting {
         self.hooks.policies.iter().try_for_each(|h| h.call(|p| p.ended(slot as u32)))
     }
 
-    /// Tokens became part of a sequence.
+    /// Tokens became part of a sequence. Every drafter is told, even where one fails: the ranks stay in step.
     pub(super) fn absorb(
         &self,
         core: &mut Core,
+        (world, steps): (&World, &Steps),
         slot: usize,
         start: usize,
         tokens: &[u32],
         hidden: &[f32],
-    ) -> Result<(), HookError> {
-        let forwards = ForwardsOf::new(core);
-        let lent = ForwardsObject::lend(&forwards);
+    ) -> Result<Vec<Miss>, RoundError> {
+        let mut missed = Vec::new();
         for ((h, wants), _) in
             self.hooks.drafters.iter().zip(&self.wants).zip(&self.usable).filter(|(_, u)| **u)
         {
@@ -154,9 +191,11 @@ impl Drafting {
                 tokens: Slice::from(tokens),
                 hidden: Slice::from(if wants.hidden { hidden } else { &[] }),
             };
-            h.call(|d| d.absorb(&absorbed, &lent))?;
+            let pace = Pace::new(world, steps);
+            let told = together(h, core, &pace, *wants, |d, forwards| d.absorb(&absorbed, forwards))?;
+            missed.extend(told.err());
         }
-        Ok(())
+        Ok(missed)
     }
 
     /// The policy's choices, one a sequence.
@@ -175,20 +214,34 @@ impl Drafting {
         Ok(choices.into())
     }
 
-    /// Drafts for the sequences, one entry each, never more than the room.
+    /// Drafts for the sequences, one entry each, never more than the room. A drafter that fails, fails all that it was
+    /// asked for at once.
     pub(super) fn propose(
         &self,
         core: &mut Core,
+        (world, steps): (&World, &Steps),
         candidates: &[Candidate<'_>],
         shared: usize,
-    ) -> Result<Vec<Drafts>, HookError> {
-        let mut out = vec![Drafts::default(); candidates.len()];
+    ) -> Result<Vec<Result<Drafts, Miss>>, RoundError> {
+        let mut out: Vec<Result<Drafts, Miss>> = candidates.iter().map(|_| Ok(Drafts::default())).collect();
         if self.is_idle() || candidates.is_empty() {
             return Ok(out);
         }
-        let choices = self.choose(candidates, shared)?;
+        let (choices, lost) = match self.choose(candidates, shared) {
+            Ok(choices) => (choices, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
         let vocab = core.config().vocab_size as u32;
         for (index, h) in self.hooks.drafters.iter().enumerate() {
+            let pace = Pace::new(world, steps);
+            let wants = self.wants[index];
+            if lost.is_some() {
+                // The other ranks may have chosen this drafter: they must not wait for its forwards.
+                if wants.mtp_layer && self.usable[index] {
+                    pace.leave(true)?;
+                }
+                continue;
+            }
             let chosen: Vec<usize> = (0..candidates.len())
                 .filter(|&i| choices[i].drafter as usize == index && self.usable[index])
                 .filter(|&i| choices[i].budget > 0 && candidates[i].room > 0)
@@ -205,22 +258,35 @@ impl Drafting {
                 ids: Slice::from(&candidates[i].ids[..]),
             };
             let asks: Vec<Ask<'_>> = chosen.iter().map(ask).collect();
-            let forwards = ForwardsOf::new(core);
-            let lent = ForwardsObject::lend(&forwards);
-            let proposals = h.call(|d| d.propose(Slice::from(&asks[..]), &lent))?;
-            if proposals.len() != asks.len() {
-                let text = format!(
-                    "drafter {} gave {} proposals for {} sequences",
-                    self.names[index],
-                    proposals.len(),
-                    asks.len()
-                );
-                return Err(h.named(&OpError::new(text)));
+            let count = asks.len();
+            let proposals = together(h, core, &pace, wants, |d, forwards| {
+                let given = d.propose(Slice::from(&asks[..]), forwards)?;
+                if given.len() == count {
+                    return Ok(given);
+                }
+                let (name, n) = (&self.names[index], given.len());
+                Err(OpError::new(format!("drafter {name} gave {n} proposals for {count} sequences")))
+            })?;
+            match proposals {
+                Ok(proposals) => {
+                    for ((&i, ask), proposal) in chosen.iter().zip(&asks).zip(&proposals) {
+                        let cut = self.cut(ask, proposal, vocab);
+                        let drafts = |tokens: Vec<u32>| Drafts {
+                            drafter: (!tokens.is_empty()).then_some(index),
+                            tokens,
+                        };
+                        out[i] = cut.map(drafts).map_err(Miss::from);
+                    }
+                }
+                Err(miss) => {
+                    for &i in &chosen {
+                        out[i] = Err(Miss { error: miss.error.clone(), elsewhere: miss.elsewhere });
+                    }
+                }
             }
-            for ((&i, ask), proposal) in chosen.iter().zip(&asks).zip(&proposals) {
-                let tokens = self.cut(ask, proposal, vocab)?;
-                out[i] = Drafts { drafter: (!tokens.is_empty()).then_some(index), tokens };
-            }
+        }
+        if let Some(error) = lost {
+            out = candidates.iter().map(|_| Err(Miss::from(error.clone()))).collect();
         }
         Ok(out)
     }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use plugfold_abi::points::{Forwards, HeadOut, HeadRows};
 use plugfold_abi::{List, OpError, Slice};
 
+use super::steps::Pace;
 use crate::core::{Core, MtpRows, Want};
 use crate::exchange::exchange;
 use crate::sampling::sort_candidates;
@@ -22,23 +23,37 @@ fn mtp<'a>(r: &HeadRows<'a>) -> MtpRows<'a> {
 /// Candidates over which the probability of a pick is taken.
 const CANDIDATES: usize = 64;
 
+/// What decides which collectives a call runs.
+fn hash(rows: &[HeadRows<'_>]) -> u64 {
+    let words = rows.iter().flat_map(|r| {
+        let head = [r.slot, r.start, r.next_ids.len() as u32, u32::from(r.pick)];
+        head.into_iter().chain(r.next_ids.get_ref().iter().copied())
+    });
+    words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ u64::from(w)).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 /// A core, for the time of a drafter's call.
-pub(super) struct ForwardsOf<'a>(Mutex<&'a mut Core>);
+pub(super) struct ForwardsOf<'a> {
+    core: Mutex<&'a mut Core>,
+    pace: &'a Pace<'a>,
+    /// Whether the drafter said that it uses the layer: the ranks meet only for those.
+    allowed: bool,
+}
 
 impl<'a> ForwardsOf<'a> {
-    pub(super) fn new(core: &'a mut Core) -> Self {
-        Self(Mutex::new(core))
+    pub(super) fn new(core: &'a mut Core, pace: &'a Pace<'a>, allowed: bool) -> Self {
+        Self { core: Mutex::new(core), pace, allowed }
     }
 }
 
 impl Forwards for ForwardsOf<'_> {
     fn hidden_size(&self) -> Result<u32, OpError> {
-        let core = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(core.config().hidden_size as u32)
     }
 
     fn head(&self, rows: Slice<'_, HeadRows<'_>>) -> Result<List<HeadOut>, OpError> {
-        let mut core = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let (width, capacity) = (core.config().hidden_size, core.capacity());
         for r in rows.iter() {
             let end = r.start as usize + r.next_ids.len();
@@ -61,6 +76,12 @@ impl Forwards for ForwardsOf<'_> {
         if !core.has_mtp() {
             return Err(OpError::new("the checkpoint has no multi-token-prediction layer"));
         }
+        if !self.allowed {
+            return Err(OpError::new(
+                "a drafter that uses the multi-token-prediction layer has to want `mtp_layer`",
+            ));
+        }
+        self.pace.enter(hash(&rows))?;
         let list: Vec<MtpRows<'_>> = rows.get_ref().iter().map(mtp).collect();
         let picks = rows.iter().filter(|r| r.pick).count();
         let wanted = (picks > 0).then_some(CANDIDATES.min(core.config().vocab_size));
@@ -71,8 +92,11 @@ impl Forwards for ForwardsOf<'_> {
         }
         let exchanged = exchange(&mut core, &forward, &[]).map_err(|e| OpError::fatal(e.to_string()))?;
         if let Some(rank) = exchanged.failed.first() {
-            let mine = forward.failure.as_ref().map_or_else(String::new, ToString::to_string);
-            return Err(OpError::new(format!("the draft layer failed on rank {rank}: {mine}")));
+            let Some(mine) = &forward.failure else {
+                self.pace.failed_elsewhere();
+                return Err(OpError::new(format!("the draft layer failed on rank {rank}")));
+            };
+            return Err(OpError::new(format!("the draft layer failed: {mine}")));
         }
         let hidden = core.output(&forward, "rows").unwrap_or(&[]);
         let (mut out, mut first, mut found) = (List::with_capacity(picks), 0, exchanged.rows.into_iter());

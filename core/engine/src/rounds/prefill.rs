@@ -120,8 +120,7 @@ impl Rounds {
         let rows = self.hidden(core, &forward, draft);
         core.commit(&forward, &[end - start])?;
         if draft {
-            let told = self.drafting.absorb(core, slot, start, &tokens, &rows);
-            self.note(slot, told);
+            self.absorbed(core, world, slot, start, &tokens, &rows)?;
         }
         let event = SequenceEvent::Absorbed {
             start: start as u32,

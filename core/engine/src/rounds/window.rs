@@ -4,6 +4,7 @@ use plugfold_abi::points::{NO_DRAFTER, Observed, Observer, Rider, SaveKind, Sequ
 use plugfold_abi::{Phase, Slice, SliceMut};
 
 use super::drafting::{Candidate, Drafts};
+use super::steps::Drawn;
 use super::{End, Outcome, RoundError, Rounds};
 use crate::core::{Core, Forward, SeqRows, Want};
 use crate::exchange::{ExchangeError, Exchanged, exchange};
@@ -17,6 +18,15 @@ struct Lane {
     slot: usize,
     tokens: Vec<u32>,
     drafter: Option<usize>,
+}
+
+/// The windows as all ranks must have them.
+fn drawn(lanes: &[Lane]) -> Vec<Drawn> {
+    let hash = |tokens: &[u32]| {
+        let mixed = |h: u64, t: &u32| (h ^ u64::from(*t)).wrapping_mul(0x0000_0100_0000_01b3);
+        tokens.iter().fold(0xcbf2_9ce4_8422_2325, mixed)
+    };
+    lanes.iter().map(|l| Drawn { slot: l.slot, drafter: l.drafter, tokens: hash(&l.tokens) }).collect()
 }
 
 /// What a sequence takes from a forward.
@@ -47,11 +57,16 @@ impl Rounds {
         slots: &[usize],
         out: &mut Vec<(usize, Outcome)>,
     ) -> Result<(usize, usize), RoundError> {
-        let mut lanes = self.lanes(core, slots);
+        let mut lanes = self.lanes(core, world, slots)?;
         if lanes.is_empty() {
             return Ok((0, 0));
         }
-        let failed = self.agree(core, world, "drafts")?;
+        let mut failed = self.failures(world, "drafts", &drawn(&lanes))?;
+        if failed.len() > 1 {
+            // One call drafts for many: alone, the sequences that are not at fault go on.
+            failed = self.draft_alone(core, world, &mut lanes, failed)?;
+        }
+        self.fail(core, &failed);
         lanes.retain(|l| failed.iter().all(|(slot, _)| *slot != l.slot));
         out.extend(failed.into_iter().map(|(slot, message)| (slot, Outcome::Failed(message))));
         let counts = (lanes.iter().map(|l| l.tokens.len()).sum(), lanes.len());
@@ -64,9 +79,27 @@ impl Rounds {
             self.window(core, world, &group, out)?;
             lanes = rest;
         }
-        let failed = self.agree(core, world, "windows")?;
-        out.extend(failed.into_iter().map(|(slot, message)| (slot, Outcome::Failed(message))));
         Ok(counts)
+    }
+
+    /// Drafts once more for each of the sequences that failed together; gives those that fail alone.
+    fn draft_alone(
+        &mut self,
+        core: &mut Core,
+        world: &World,
+        lanes: &mut [Lane],
+        failed: Vec<(usize, String)>,
+    ) -> Result<Vec<(usize, String)>, RoundError> {
+        let mut at_fault = Vec::new();
+        for (slot, _) in failed {
+            let again = self.lanes(core, world, &[slot])?;
+            let found = self.failures(world, "drafts of one", &drawn(&again))?;
+            at_fault.extend(found);
+            for (lane, again) in lanes.iter_mut().filter(|l| l.slot == slot).zip(again) {
+                *lane = again;
+            }
+        }
+        Ok(at_fault)
     }
 
     fn knobs_of(&self, slot: usize) -> crate::knobs::Values {
@@ -74,7 +107,7 @@ impl Rounds {
     }
 
     /// The windows of the decoding slots: the pending token and its drafts.
-    fn lanes(&mut self, core: &mut Core, slots: &[usize]) -> Vec<Lane> {
+    fn lanes(&mut self, core: &mut Core, world: &World, slots: &[usize]) -> Result<Vec<Lane>, RoundError> {
         let window = core.capacity().window_rows;
         let idle = self.drafting.is_idle();
         let mut lanes = Vec::new();
@@ -104,20 +137,20 @@ impl Rounds {
                 });
             }
         }
-        let proposed = self.drafting.propose(core, &asking, lanes.len());
+        let proposed = self.drafting.propose(core, (world, &self.steps), &asking, lanes.len())?;
         let slots: Vec<usize> = asking.iter().map(|c| c.slot).collect();
-        match proposed {
-            Ok(drafts) => {
-                for (slot, Drafts { tokens, drafter }) in slots.into_iter().zip(drafts) {
+        for (slot, drafts) in slots.into_iter().zip(proposed) {
+            match drafts {
+                Ok(Drafts { tokens, drafter }) => {
                     if let Some(lane) = lanes.iter_mut().find(|l| l.slot == slot) {
                         lane.tokens.extend(tokens);
                         lane.drafter = drafter;
                     }
                 }
+                Err(miss) => self.missed(slot, &miss),
             }
-            Err(error) => slots.into_iter().for_each(|slot| self.faults.push((slot, error.to_string()))),
         }
-        lanes
+        Ok(lanes)
     }
 
     fn window(
@@ -169,7 +202,9 @@ impl Rounds {
         let hidden = self.hidden(core, &forward, drafts.contains(&true));
         let keeps: Vec<usize> = taken.iter().map(|t| t.keep).collect();
         core.commit(&forward, &keeps)?;
-        self.committed(core, lanes, &starts, &keeps, &drafts, &hidden);
+        self.committed(core, world, lanes, &starts, &keeps, &drafts, &hidden)?;
+        // Before anything else is exchanged: a rank whose drafter failed waits here for the others.
+        let failed = self.agree(core, world, "a window")?;
         for (lane, t) in lanes.iter().zip(&taken) {
             if t.ends() {
                 if matches!(t.outcome, Outcome::Tokens { .. }) {
@@ -179,6 +214,7 @@ impl Rounds {
             }
         }
         out.extend(lanes.iter().zip(taken).map(|(lane, t)| (lane.slot, t.outcome)));
+        out.extend(failed.into_iter().map(|(slot, message)| (slot, Outcome::Failed(message))));
         Ok(())
     }
 
@@ -186,12 +222,13 @@ impl Rounds {
     fn committed(
         &mut self,
         core: &mut Core,
+        world: &World,
         lanes: &[Lane],
         starts: &[usize],
         keeps: &[usize],
         drafts: &[bool],
         hidden: &[f32],
-    ) {
+    ) -> Result<(), RoundError> {
         let width = core.config().hidden_size;
         let mut first = 0;
         for (i, lane) in lanes.iter().enumerate() {
@@ -199,8 +236,7 @@ impl Rounds {
             let rows = hidden.get(first * width..(first + keeps[i]) * width).unwrap_or(&[]);
             first += lane.tokens.len();
             if drafts[i] && !self.drafting.is_idle() {
-                let told = self.drafting.absorb(core, lane.slot, starts[i], tokens, rows);
-                self.note(lane.slot, told);
+                self.absorbed(core, world, lane.slot, starts[i], tokens, rows)?;
                 let told = self.drafting.observe(&Observed {
                     slot: lane.slot as u32,
                     drafter: lane.drafter.map_or(NO_DRAFTER, |d| d as u32),
@@ -213,6 +249,7 @@ impl Rounds {
             let event = SequenceEvent::Committed { start: starts[i] as u32, tokens: Slice::from(tokens) };
             self.observe(interest::SEQUENCE, |o| o.sequence(lane.slot as u32, &event));
         }
+        Ok(())
     }
 
     fn riders_out(&self) -> Result<Vec<u32>, RoundError> {
