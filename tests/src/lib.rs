@@ -1,5 +1,6 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod drafting;
 pub mod drafts;
 pub mod goldens;
 pub mod guess;

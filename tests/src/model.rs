@@ -8,7 +8,7 @@ use plugfold_engine::core::{Core, CoreOptions, Forward, SeqRows, Want};
 use plugfold_engine::engine::Engine;
 use plugfold_engine::rank::{Options, Rank};
 use plugfold_engine::ranks::World;
-use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, Sampling};
+use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, RequestStats, Sampling};
 use plugfold_engine::split::Split;
 
 use crate::goldens::tiny_dir;
@@ -134,11 +134,22 @@ pub fn request(seed: u64, prompt: usize, tokens: usize, sampling: Sampling) -> R
 /// # Panics
 /// When the engine forgets to say how it ended.
 pub fn reply(handle: &Handle) -> Result<(Vec<u32>, Finish), EngineError> {
+    reply_with_stats(handle).map(|(tokens, finish, _)| (tokens, finish))
+}
+
+/// As [`reply`], with what the request took.
+///
+/// # Errors
+/// As [`reply`].
+///
+/// # Panics
+/// As [`reply`].
+pub fn reply_with_stats(handle: &Handle) -> Result<(Vec<u32>, Finish, RequestStats), EngineError> {
     let mut tokens = Vec::new();
     for event in &handle.events {
         match event {
             Event::Tokens(new) => tokens.extend(new),
-            Event::Done { finish, .. } => return Ok((tokens, finish)),
+            Event::Done { finish, stats } => return Ok((tokens, finish, stats)),
             Event::Error(error) => return Err(error),
             Event::Prefill { .. } | Event::Logprobs(_) => {}
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::app::{App, ClearThinking, DefaultEffort};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::policy::{self, Policy};
+use super::policy::Policy;
 use crate::reply::stop::StopStrings;
 use crate::reply::tools::ToolSpec;
 use crate::text::ChatRequest;
@@ -71,7 +71,7 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
     // 1 and 2: what decides the prompt's shape. 3: everything else of the body.
     let effort = if kind == Kind::Chat { effort(app, fields)? } else { None };
     let choice = if kind == Kind::Chat { tools(app, fields)? } else { Choice::default() };
-    let policy = policy(fields, model)?;
+    let policy = policy(app, fields, model)?;
     if kind == Kind::Chat {
         messages(app, fields)?;
     }
@@ -119,6 +119,7 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         max_tokens,
         stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
         draft: policy.drafts(),
+        policy: policy.asked.clone(),
         logprobs,
         thinking: thinking_budget.filter(|_| thinking),
         ..Request::default()
@@ -251,20 +252,24 @@ fn tools(app: &App, fields: Fields) -> Result<Choice, ApiError> {
 const CHOICES: &str =
     "must be \"auto\", \"none\", \"required\", or {\"type\":\"function\",\"function\":{\"name\":...}}";
 
-fn policy(fields: Fields, model: Option<&str>) -> Result<Policy, ApiError> {
-    let draft = fields.boolean("draft")?.unwrap_or(true);
-    let wrong = |param: &str, spec: &str| {
-        ApiError::invalid(format!("{spec:?} is not a draft policy; valid are {}", policy::FORMS))
-            .with_param(param)
+fn policy(app: &App, fields: Fields, model: Option<&str>) -> Result<Policy, ApiError> {
+    let off = !fields.boolean("draft")?.unwrap_or(true);
+    let in_force = |param: &str, asked: &str| {
+        let spec = app.service.policy(asked).map_err(|error| ApiError::from(error).with_param(param))?;
+        Ok(Policy { asked: asked.to_owned(), spec, off })
     };
-    let mut policy = Policy::default();
+    let checked = |param: &str, asked: &str| match asked {
+        "" => Err(ApiError::field(param, "must name a draft policy, or be left out")),
+        _ => in_force(param, asked),
+    };
+    let mut policy = in_force("tf_policy", "")?;
     if let Some((_, spec)) = model.and_then(|name| name.rsplit_once('@')) {
-        policy = Policy::parse(spec).ok_or_else(|| wrong("model", spec))?;
+        policy = checked("model", spec)?;
     }
     if let Some(spec) = fields.string("tf_policy")? {
-        policy = Policy::parse(spec).ok_or_else(|| wrong("tf_policy", spec))?;
+        policy = checked("tf_policy", spec)?;
     }
-    if !draft {
+    if off {
         "0".clone_into(&mut policy.spec);
     }
     Ok(policy)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{Choice, DraftPolicy, NO_DRAFTER, Observed, Rule, SequenceFacts};
-use plugfold_abi::{KnobValue, List, OpError, Slice, Text, TextBuf};
+use plugfold_abi::{KnobValue, List, Maybe, OpError, Slice, Text, TextBuf};
 use plugfold_base_auto_api::{Arm, Explore, FORMS, Form, Policies, Prices};
 
 use crate::USUAL_DRAFTS;
@@ -74,6 +74,14 @@ impl State {
     fn parse(&self, asked: &str) -> Result<Form, OpError> {
         let text = if asked.is_empty() { self.own.as_str() } else { asked };
         Form::parse(text, self.most).map_err(|e| OpError::invalid(e.to_string()))
+    }
+
+    fn in_force(&self, asked: &str) -> TextBuf {
+        match asked {
+            _ if self.off => "0".into(),
+            "" => self.own.as_str().into(),
+            other => other.into(),
+        }
     }
 
     fn has(&self, arm: Arm) -> bool {
@@ -209,12 +217,7 @@ impl Policy {
 
 impl Policies for Policy {
     fn in_force(&self, asked: Text<'_>) -> Result<TextBuf, OpError> {
-        let state = self.state();
-        Ok(match asked.get_str() {
-            _ if state.off => "0".into(),
-            "" => state.own.as_str().into(),
-            other => other.into(),
-        })
+        Ok(self.state().in_force(asked.get_str()))
     }
 }
 
@@ -231,7 +234,7 @@ impl DraftPolicy for Policy {
         Ok(FORMS.iter().map(|f| TextBuf::from(*f)).collect())
     }
 
-    fn accepts(&self, policy: Text<'_>) -> Result<bool, OpError> {
+    fn accepts(&self, policy: Text<'_>) -> Result<Maybe<TextBuf>, OpError> {
         let state = self.state();
         let form = state.parse(policy.get_str())?;
         let missing = match form.needs() {
@@ -240,7 +243,7 @@ impl DraftPolicy for Policy {
                 "list plugin base-mtp, and serve a checkpoint with a multi-token-prediction layer"
             }
             Some("dflash2") if !state.has(Arm::Block) => "list a plugin that drafts blocks (base-dflash2)",
-            _ => return Ok(true),
+            _ => return Ok(Maybe::RSome(state.in_force(policy.get_str()))),
         };
         Err(OpError::invalid(format!(
             "draft policy {:?} needs the drafter `{}`, which this server does not have: {missing}, or ask for `auto`",

@@ -151,7 +151,8 @@ fn simulated_replies_equal_serial_ones_at_every_noise() {
                 let lookup = fresh();
                 let (reply, told) = model.drafted(&lookup, 0, 150, &Asked { policy, ..Asked::default() });
                 assert_eq!(reply, model.serial(150), "{policy} at {percent}%");
-                if percent == 0 {
+                // A match of one token may be a chance one; longer ones are the copy's own place.
+                if percent == 0 && policy != "l7:1" {
                     assert!(told[0] > 10 && told[1] == told[2], "{policy}: {told:?}");
                 }
             }
@@ -161,31 +162,34 @@ fn simulated_replies_equal_serial_ones_at_every_noise() {
 
 #[test]
 fn novel_text_never_spends_a_lookup_round() {
-    let model = Copier { prompt: (0..400).collect(), percent: 100, seed: 7 };
-    // No token comes twice.
-    let novel = Copier { prompt: (0..4000).map(|i| i * 3).collect(), percent: 0, seed: 7 };
     let lookup = fresh();
-    let mut ids: Vec<u32> = novel.prompt[..400].to_vec();
+    // No token comes twice.
+    let mut ids: Vec<u32> = (0..400).map(|i| i * 3).collect();
     for token in 5000..5100 {
         assert_eq!(decide(&lookup, 0, &ids, &Asked::default()), MTP);
         assert_eq!(decide(&lookup, 0, &ids, &Asked { policy: "l7", ..Asked::default() }), MTP);
         ids.push(token);
     }
-    let (reply, told) = model.drafted(&lookup, 1, 100, &Asked { policy: "0", ..Asked::default() });
-    assert_eq!((reply, told), (model.serial(100), [0; 3]));
+    // Fifty tokens in any order: stretches that come again are short.
+    let model = Copier { prompt: (2000..2400).collect(), percent: 100, seed: 7 };
+    let (reply, told) = model.drafted(&lookup, 1, 300, &Asked::default());
+    assert_eq!((reply, told), (model.serial(300), [0; 3]));
 }
 
 #[test]
 fn below_the_shortest_match_there_is_no_draft() {
-    let ids: Vec<u32> = [1, 2, 3, 4, 5, 6, 99, 2, 3, 4].into();
+    // Ten tokens agree.
+    let ids: Vec<u32> = (1..20).chain([99]).chain(2..12).collect();
     let take = |asked: &Asked<'_>| decide(&fresh(), 0, &ids, asked).drafter == 1;
-    for (min, found) in [(1, true), (2, true), (3, true), (4, false), (64, false)] {
+    for (min, found) in [(1, true), (4, true), (10, true), (11, false), (64, false)] {
         assert_eq!(take(&Asked { knobs: &knobs(true, min), ..Asked::default() }), found, "lookup_min {min}");
     }
     assert!(!take(&Asked { knobs: &knobs(false, 1), ..Asked::default() }), "off");
-    assert!(take(&Asked { policy: "l4:3", knobs: &knobs(false, 64), ..Asked::default() }), "forced");
-    assert!(take(&Asked { policy: "l4", ..Asked::default() }), "three is the usual shortest");
-    assert!(!take(&Asked { policy: "l4:4", ..Asked::default() }));
+    assert!(take(&Asked { policy: "l4:10", knobs: &knobs(false, 64), ..Asked::default() }), "forced");
+    assert!(!take(&Asked { policy: "l4:11", ..Asked::default() }));
+    let short: Vec<u32> = [1, 2, 3, 4, 5, 6, 99, 2, 3, 4].into();
+    let forced = |policy| decide(&fresh(), 0, &short, &Asked { policy, ..Asked::default() }).drafter == 1;
+    assert!(forced("l4") && !forced("l4:4"), "three is the usual shortest");
     for policy in ["0", "3", "a", "c3:0.1", "om"] {
         assert!(!take(&Asked { policy, knobs: &knobs(true, 1), ..Asked::default() }), "{policy}");
     }
