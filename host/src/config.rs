@@ -1,23 +1,19 @@
-//! Settings: defaults, a profile file, `PLUGFOLD_*` environment variables, flags, in this order of strength.
+//! The program's own settings, as its parts read them. Where their values come from is the business of [`crate::knobs`].
 
 use std::path::{Path, PathBuf};
 
 use figment::Figment;
-use figment::error::Kind;
-use figment::providers::{Env, Format as _, Serialized, Toml};
+use figment::providers::Serialized;
 use figment::value::magic::RelativePathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::http::app::{ClearThinking, DefaultEffort, HealthMode, HttpSettings, ReasoningFields};
 use crate::http::keys::{KeyError, Keys};
 use crate::http::limits::Limits;
+use crate::knobs::{Asked, Resolved, Sources};
 
 /// Where profiles are looked for by name, besides `config/` here and above the program.
 pub const CONFIG_DIR_ENV: &str = "PLUGFOLD_CONFIG_DIR";
-/// Variables with the prefix that are not settings; those for tests begin with `PLUGFOLD_TEST_`.
-const NOT_SETTINGS: [&str; 3] = ["config_dir", "ranks_secret", "log"];
-/// Short lists of valid names that an error message may carry.
-const SHORT_LIST: usize = 12;
 
 /// Where the model runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -82,8 +78,6 @@ pub struct Settings {
     pub allow_nan: bool,
     /// Bounds on what clients can make the server hold.
     pub limits: Limits,
-    /// Knobs of plugins, a table each.
-    pub knobs: figment::value::Dict,
 }
 
 impl Default for Settings {
@@ -113,7 +107,6 @@ impl Default for Settings {
             stall_prefill_tps: 200.0,
             allow_nan: false,
             limits: Limits::default(),
-            knobs: figment::value::Dict::new(),
         }
     }
 }
@@ -145,54 +138,26 @@ pub enum ConfigError {
 }
 
 impl Settings {
-    /// Puts the layers together. `flags` serializes to the settings that were given on the command line.
+    /// The settings of a start without plugins. `flags` serializes to the settings that were given on the command line.
     ///
     /// # Errors
     /// A profile that does not exist, unknown keys, values of the wrong kind.
     pub fn load(profile: Option<&str>, flags: impl Serialize) -> Result<Self, ConfigError> {
-        let mut figment = Figment::from(Serialized::defaults(Self::default()));
-        if let Some(profile) = profile {
-            figment = figment.merge(Toml::file_exact(find_profile(profile)?));
-        }
-        let environment = Env::prefixed("PLUGFOLD_")
-            .filter(|key| !NOT_SETTINGS.iter().any(|name| key == name) && !key.starts_with("test_"))
-            .map(|key| {
-                let key = key.as_str().to_ascii_lowercase();
-                match key.strip_prefix("limits_") {
-                    Some(rest) => format!("limits.{rest}").into(),
-                    None => key.into(),
-                }
-            });
-        let settings: Self = figment
-            .merge(environment)
-            .merge(Serialized::defaults(flags))
-            .extract()
-            .map_err(|e| explain(&e))?;
-        settings.check()?;
-        Ok(settings)
+        let flags = match serde_json::to_value(flags) {
+            Ok(serde_json::Value::Object(flags)) => flags,
+            _ => serde_json::Map::new(),
+        };
+        let sources = Sources::read(&Asked::here(profile, flags, &[]))?;
+        Ok(Resolved::new(&sources, Vec::new())?.settings)
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
-        let positive = [
-            ("slots", self.slots),
-            ("prefill_rows", self.prefill_rows),
-            ("window_rows", self.window_rows),
-            ("ranks", self.ranks),
-            ("max_tokens", self.max_tokens),
-            ("context", self.context.unwrap_or(1)),
-            ("threads", self.threads.unwrap_or(1)),
-        ];
-        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(ConfigError::Wrong(format!("{name} is 0; it must be at least 1")));
-        }
-        if let Some(plugin) = self.knobs.keys().next() {
-            return Err(ConfigError::UnknownKey {
-                place: "knobs".into(),
-                key: plugin.clone(),
-                mend: "no plugin is loaded that has knobs".into(),
-            });
-        }
-        Ok(())
+    /// The settings with these values, by the names of their fields.
+    pub(crate) fn from_values(values: &serde_json::Value) -> Result<Self, ConfigError> {
+        let figment = Figment::from(Serialized::defaults(Self::default()));
+        figment
+            .merge(Serialized::defaults(values))
+            .extract()
+            .map_err(|error| ConfigError::Wrong(format!("the program's own settings: {error}")))
     }
 
     /// The model's folder.
@@ -244,53 +209,6 @@ impl Settings {
     }
 }
 
-/// The file of a profile: a path, or a name with `config/NAME.toml` here, in [`CONFIG_DIR_ENV`], or above the program.
-fn find_profile(name: &str) -> Result<PathBuf, ConfigError> {
-    let is_path =
-        name.contains(std::path::is_separator) || Path::new(name).extension().is_some_and(|e| e == "toml");
-    let mut looked = Vec::new();
-    if is_path {
-        looked.push(PathBuf::from(name));
-    } else {
-        let file = format!("{name}.toml");
-        looked.extend(std::env::var_os(CONFIG_DIR_ENV).map(|dir| PathBuf::from(dir).join(&file)));
-        looked.push(Path::new("config").join(&file));
-        let program = std::env::current_exe().unwrap_or_default();
-        looked.extend(program.ancestors().skip(1).map(|dir| dir.join("config").join(&file)));
-    }
-    if let Some(path) = looked.iter().find(|path| path.is_file()) {
-        return Ok(path.clone());
-    }
-    looked.truncate(4);
-    Err(ConfigError::NoProfile { name: name.to_owned(), looked })
-}
-
-/// Says which key of which source is wrong, and what would be right.
-fn explain(error: &figment::Error) -> ConfigError {
-    let place = match &error.metadata {
-        Some(metadata) => match &metadata.source {
-            Some(source) => source.to_string(),
-            None => metadata.name.to_string(),
-        },
-        None => "settings".into(),
-    };
-    let path = error.path.join(".");
-    match &error.kind {
-        Kind::UnknownField(key, valid) => {
-            let nearest = valid.iter().map(|name| (strsim::jaro_winkler(key, name), *name));
-            let nearest = nearest.max_by(|a, b| a.0.total_cmp(&b.0));
-            let mend = match nearest {
-                Some((alike, name)) if alike > 0.75 => format!("did you mean {name:?}?"),
-                _ if valid.len() <= SHORT_LIST => format!("valid are {}", valid.join(", ")),
-                _ => "see `plugfold serve --help` for the valid ones".into(),
-            };
-            ConfigError::UnknownKey { place, key: key.clone(), mend }
-        }
-        kind if path.is_empty() => ConfigError::Wrong(format!("{place}: {kind}")),
-        kind => ConfigError::Wrong(format!("{place}: {path}: {kind}")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -328,24 +246,46 @@ mod tests {
 
     #[test]
     #[allow(clippy::result_large_err)]
+    fn the_defaults_are_those_of_the_schemas() {
+        Jail::expect_with(|_| {
+            let json = |settings: &Settings| serde_json::to_value(settings).unwrap();
+            assert_eq!(json(&load(None).unwrap()), json(&Settings::default()));
+            Ok(())
+        });
+    }
+
+    #[test]
+    fn every_setting_has_a_schema() {
+        let settings = serde_json::to_value(Settings::default()).unwrap();
+        let owners = crate::knobs::builtin_manifests().unwrap();
+        let has = |key: &str| owners.iter().any(|owner| owner.knob(key).is_some());
+        let missing: Vec<&String> = settings.as_object().unwrap().keys().filter(|key| !has(key)).collect();
+        assert_eq!(missing, ["limits"], "add them to host/assets/settings.toml");
+    }
+
+    #[test]
+    #[allow(clippy::result_large_err)]
     fn mistakes_are_named() {
         Jail::expect_with(|jail| {
-            jail.create_file("a.toml", "prefil_rows = 3\n")?;
-            let error = load(Some("a.toml")).unwrap_err();
-            assert!(error.contains("a.toml") && error.contains("did you mean \"prefill_rows\"?"), "{error}");
-            jail.create_file("b.toml", "port = \"x\"\n")?;
-            let error = load(Some("b.toml")).unwrap_err();
-            assert!(error.contains("b.toml") && error.contains("port"), "{error}");
-            jail.create_file("c.toml", "[limits]\nbody_byte = 3\n")?;
-            let error = load(Some("c.toml")).unwrap_err();
-            assert!(error.contains("did you mean \"body_bytes\"?"), "{error}");
-            jail.create_file("d.toml", "slots = 0\n")?;
-            assert_eq!(load(Some("d.toml")).unwrap_err(), "slots is 0; it must be at least 1");
-            jail.create_file("e.toml", "[knobs.mtp]\ndepth = 1\n")?;
-            assert!(load(Some("e.toml")).unwrap_err().contains("\"mtp\""));
+            for (name, text, parts) in [
+                ("a", "prefil_rows = 3\n", ["a.toml:1", "did you mean `prefill_rows`?"]),
+                ("b", "\nport = \"x\"\n", ["b.toml:2: port is \"x\"", "a whole number from 0 to 65535"]),
+                ("c", "[limits]\nbody_byte = 3\n", ["c.toml:2", "did you mean `body_bytes`?"]),
+                ("d", "slots = 0\n", ["d.toml:1: slots is 0", "a whole number at least 1"]),
+                ("e", "[knobs.mtp]\ndepth = 1\n", ["e.toml:2", "no plugin `mtp` is loaded"]),
+                ("f", "plugins = [\"0003\"]\n", ["f.toml:1", "plugin 0003 is listed"]),
+                ("g", "port = 1\nport = 2\n", ["g.toml:2", "duplicate key"]),
+                ("h", "plugins = \"0003\"\n", ["h.toml:1", "must be a list"]),
+                ("i", "[knobs]\nport = 3\n", ["i.toml:2", "[knobs.port]"]),
+            ] {
+                let file = format!("{name}.toml");
+                jail.create_file(&file, text)?;
+                let error = load(Some(&file)).unwrap_err();
+                assert!(parts.iter().all(|part| error.contains(part)), "{file}: {error}");
+            }
             assert!(load(Some("nowhere")).unwrap_err().contains("config/nowhere.toml"));
             jail.set_env("PLUGFOLD_SLOT", "2");
-            assert!(load(None).unwrap_err().contains("did you mean \"slots\"?"));
+            assert!(load(None).unwrap_err().contains("did you mean `PLUGFOLD_SLOTS`?"));
             Ok(())
         });
     }

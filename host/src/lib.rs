@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod http;
+pub mod knobs;
 pub mod reply;
 pub mod scripted;
 pub mod text;

@@ -4,7 +4,6 @@
 
 mod check;
 mod page;
-mod points;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,8 +12,11 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 
 pub use check::{catalogue_problems, problems, table_operations};
-pub use page::{aliases_page, hooks_page};
-pub use points::{Kind, POINTS, Point};
+pub use page::{catalogue_page, hooks_page};
+use plugfold_manifest::Manifest;
+pub use plugfold_manifest::{
+    Bits, Class, Effect, Fold, Kind, KnobSchema as Knob, KnobType, Need, POINTS, Phase, Place, Point, Scope,
+};
 
 /// Why the map cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -32,503 +34,57 @@ pub enum MapError {
     },
 }
 
-/// Phase of a forward in which a claim holds.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Window: decode and verify.
-    W,
-    /// Draft.
-    D,
-    /// Prefill.
-    P,
-}
-
-/// Whose bits a claim gives.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(try_from = "String")]
-pub enum Bits {
-    /// An arithmetic of its own.
-    Own(String),
-    /// Proven equal to the named one; `ref` is the reference.
-    Of(String),
-}
-
-impl TryFrom<String> for Bits {
-    type Error = String;
-    fn try_from(text: String) -> Result<Self, String> {
-        let inner = |prefix: &str| {
-            text.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(')')).filter(|name| !name.is_empty())
-        };
-        if let Some(name) = inner("own(") {
-            Ok(Bits::Own(name.to_owned()))
-        } else if let Some(name) = inner("of(") {
-            Ok(Bits::Of(name.to_owned()))
-        } else {
-            Err(format!("bits `{text}`: write own(name) or of(name)"))
-        }
-    }
-}
-
-impl std::fmt::Display for Bits {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Bits::Own(name) => write!(f, "own `{name}`"),
-            Bits::Of(name) => write!(f, "of `{name}`"),
-        }
-    }
-}
-
-/// The class shown to users.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(rename_all = "kebab-case")]
-pub enum Class {
-    /// No token and no device work changes.
-    HostOnly,
-    /// Proposals change, replies do not.
-    DraftsOnly,
-    /// Proven equal.
-    SameBits,
-    /// Replies may differ.
-    NewArithmetic,
-}
-
-/// When a knob takes a value.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scope {
-    /// Read once at start.
-    Load,
-    /// Default at start, a request may override it.
-    Both,
-    /// In a request only.
-    Request,
-}
-
-/// What a knob can change. Undeclared would mean bits; the map must declare it.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Effect {
-    /// Tokens.
-    Bits,
-    /// Collectives, chunks, rounds.
-    Schedule,
-    /// Proposals.
-    Drafts,
-    /// Time only.
-    Speed,
-    /// The host only.
-    Host,
-}
-
-/// On which ranks a knob acts.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Place {
-    /// All.
-    All,
-    /// Rank 0; the effect travels in the plan.
-    Rank0,
-}
-
-/// How unequal request values meet in one call.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fold {
-    /// A decision of each sequence.
-    Own,
-    /// On if on for all.
-    All,
-    /// On if on for any.
-    Any,
-    /// The least.
-    Min,
-    /// The most.
-    Max,
-    /// Unequal rows never share a call.
-    Split,
-}
-
-/// A knob, its names and where it acts.
+/// What one entry, or one base plugin, uses and needs: its manifest, and what only the map says.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Knob {
-    /// Name inside its owner.
-    pub key: String,
-    /// Environment names, original ones included.
-    #[serde(default)]
-    pub env: Vec<String>,
-    /// `bool`, `int`, `float`, `enum`, `list`, `ints`, `tuple`, `path` or `string`.
-    #[serde(rename = "type")]
-    pub type_: String,
-    /// Range of numbers, or of each place of a tuple.
-    pub range: Option<String>,
-    /// Values of an enum, names of a list.
-    #[serde(default)]
-    pub choices: Vec<String>,
-    /// Names of a list that `all` leaves out.
-    #[serde(default)]
-    pub not_in_all: Vec<String>,
-    /// Places of a tuple.
-    #[serde(default)]
-    pub places: Vec<String>,
-    /// Form of a text that the owner parses.
-    pub form: Option<String>,
-    /// Only multiples of this.
-    pub step: Option<u64>,
-    /// A further rule in words.
-    pub rule: Option<String>,
-    /// Words accepted beside the type's own values.
-    #[serde(default)]
-    pub words: Vec<String>,
-    /// Default, or what it is derived from.
-    pub default: String,
-    /// When it takes a value.
-    pub scope: Scope,
-    /// What it can change.
-    pub effect: Option<Effect>,
-    /// Which ranks.
-    #[serde(rename = "where")]
-    pub place: Option<Place>,
-    /// Fold in shared calls.
-    pub fold: Option<Fold>,
-    /// Name in a request's `tf_knobs`.
-    pub request_key: Option<String>,
-}
-
-/// What one plugin adds to a knob of another before it is validated.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct KnobExtension {
-    /// `owner.key`.
-    pub knob: String,
-    /// Further choices.
-    #[serde(default)]
-    pub choices: Vec<String>,
-    /// Further words.
-    #[serde(default)]
-    pub words: Vec<String>,
-    /// Wider scope.
-    pub scope: Option<Scope>,
-    /// Fold for the wider scope.
-    pub fold: Option<Fold>,
-    /// Request name for the wider scope.
-    pub request_key: Option<String>,
-    /// What else to know.
-    pub note: Option<String>,
-}
-
-/// A claim on one operation.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Claim {
-    /// Operation.
-    pub op: String,
-    /// Phases.
-    pub phases: Vec<Phase>,
-    /// Bits.
-    pub bits: Bits,
-    /// Only for these weight formats; empty: any.
-    #[serde(default)]
-    pub weight: Vec<String>,
-    /// Only for these row formats (`latent.*` matches a family of formats); empty: any.
-    #[serde(default)]
-    pub cache: Vec<String>,
-    /// Only for this addressing.
-    pub addressing: Option<String>,
-    /// Further conditions.
-    pub when: Option<String>,
-}
-
-/// A provider that runs several consecutive operations at once.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Cover {
-    /// Consecutive operations.
-    pub ops: Vec<String>,
-    /// Phases.
-    pub phases: Vec<Phase>,
-    /// Bits.
-    pub bits: Bits,
-    /// Only for these weight formats; empty: any.
-    #[serde(default)]
-    pub weight: Vec<String>,
-    /// Further conditions.
-    pub when: Option<String>,
-}
-
-/// An operation that a plugin adds to the table.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Definition {
-    /// Operation.
-    pub op: String,
-    /// Operands.
-    pub what: String,
-}
-
-/// A rewriting of programs.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Pass {
-    /// Name.
-    pub name: String,
-    /// Phases of the programs it rewrites.
-    pub phases: Vec<Phase>,
-    /// What it does.
-    pub what: String,
-}
-
-/// An edit of the cache table.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct LayoutEdit {
-    /// Which families.
-    pub family: String,
-    /// Which field, from what to what.
-    pub edit: String,
-}
-
-/// A state part.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Part {
-    /// Name in snapshots.
-    pub id: String,
-    /// What it keeps.
-    pub what: String,
-}
-
-/// Something with a name and a meaning: a section, rider, word, attachment or collective.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Named {
-    /// Name.
-    pub name: String,
-    /// Meaning.
-    pub what: String,
-}
-
-/// A field of the round table.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Field {
-    /// Name.
-    pub name: String,
-    /// Element type.
-    pub dtype: String,
-    /// One value a `row`, `seq`, `slot`, or `once`.
-    pub per: String,
-    /// Filled `early` (before the forward) or `late` (before sampling).
-    pub when: String,
-    /// Meaning.
-    pub what: String,
-}
-
-/// Members that a plugin adds to a family of providers.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Family {
-    /// Knob that selects.
-    pub knob: String,
-    /// Values its providers stand for.
-    pub values: Vec<String>,
-}
-
-/// Device text in front of kernels.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Header {
-    /// `weight`, `row` or `addressing`.
-    pub kind: String,
-    /// Format or addressing.
-    pub name: String,
-    /// What it can do.
-    pub what: String,
-}
-
-/// A service that is offered to other plugins.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Offer {
-    /// Name.
-    pub service: String,
-    /// Meaning.
-    pub what: String,
-}
-
-/// Whether a service must be there.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Need {
-    /// The start is refused without it.
-    Required,
-    /// Works without.
-    Optional,
-}
-
-/// A service that is asked for.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Want {
-    /// Name.
-    pub service: String,
-    /// Whether it must be there.
-    pub need: Need,
-    /// For what.
-    pub what: String,
-}
-
-/// A limit that is raised.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Raise {
-    /// Name.
-    pub limit: String,
-    /// To what.
-    pub to: String,
-}
-
-/// Something chosen by its name.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct ByName {
-    /// `drafter`, `transport`, ...
-    pub kind: String,
-    /// Its name.
-    pub name: String,
-}
-
-/// Draft policy texts that a plugin understands.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct Policy {
-    /// Forms.
-    pub forms: Vec<String>,
-    /// Meaning.
-    pub what: String,
-}
-
-/// A field of a request body.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
-pub struct BodyField {
-    /// Field.
-    pub field: String,
-    /// Values.
-    pub what: String,
-}
-
-/// What one entry, or one base plugin, uses and needs.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(deny_unknown_fields)]
+#[serde(try_from = "toml::Table")]
 pub struct Entry {
-    /// Four digits, or a base's name.
-    pub id: String,
-    /// Name; bases have a title instead.
-    #[serde(default)]
-    pub name: String,
-    /// Title of a base.
-    #[serde(default)]
-    pub title: String,
+    /// What a plugin's manifest has to agree with. Bases have a title instead of a name, entries have no title.
+    pub manifest: Manifest,
     /// Class; none for a base.
     pub class: Option<Class>,
     /// Why a claim is stronger than the class that users see.
     pub class_why: Option<String>,
     /// What became of it in the project it comes from.
-    #[serde(default)]
     pub status: String,
-    /// Must be loaded.
-    #[serde(default)]
-    pub requires: Vec<String>,
-    /// Comes after, if loaded.
-    #[serde(default)]
-    pub extends: Vec<String>,
-    /// Whose claims it stands above.
-    #[serde(default)]
-    pub over: Vec<String>,
-    /// Must not be loaded.
-    #[serde(default)]
-    pub conflicts: Vec<String>,
-    /// Chains, policies, observers and names it uses; operations follow from claims.
-    #[serde(default)]
-    pub points: Vec<String>,
-    /// Operations it adds.
-    #[serde(default)]
-    pub defines: Vec<Definition>,
-    /// Operations it runs.
-    #[serde(default)]
-    pub claims: Vec<Claim>,
-    /// Operations it runs together.
-    #[serde(default)]
-    pub covers: Vec<Cover>,
-    /// Families it joins.
-    #[serde(default)]
-    pub families: Vec<Family>,
-    /// Passes over programs.
-    #[serde(default)]
-    pub passes: Vec<Pass>,
-    /// Edits of the cache table.
-    #[serde(default)]
-    pub layout: Vec<LayoutEdit>,
-    /// State parts.
-    #[serde(default)]
-    pub parts: Vec<Part>,
-    /// Plan sections.
-    #[serde(default)]
-    pub sections: Vec<Named>,
-    /// Words that ride on the sampler exchange.
-    #[serde(default)]
-    pub riders: Vec<Named>,
-    /// Round-table fields.
-    #[serde(default)]
-    pub fields: Vec<Field>,
-    /// Shape words.
-    #[serde(default)]
-    pub words: Vec<Named>,
-    /// Device headers.
-    #[serde(default)]
-    pub headers: Vec<Header>,
-    /// What its requests carry to all ranks.
-    #[serde(default)]
-    pub attachments: Vec<Named>,
-    /// Services offered.
-    #[serde(default)]
-    pub offers: Vec<Offer>,
-    /// Services wanted.
-    #[serde(default)]
-    pub wants: Vec<Want>,
-    /// Limits raised.
-    #[serde(default)]
-    pub raises: Vec<Raise>,
-    /// What it brings by name.
-    #[serde(default)]
-    pub by_name: Vec<ByName>,
-    /// Draft policy forms.
-    #[serde(default)]
-    pub policies: Vec<Policy>,
-    /// Body fields.
-    #[serde(default)]
-    pub body: Vec<BodyField>,
-    /// Collectives of its observers.
-    #[serde(default)]
-    pub collectives: Vec<Named>,
-    /// Knobs it owns.
-    #[serde(default)]
-    pub knobs: Vec<Knob>,
-    /// Knobs of others that it extends.
-    #[serde(default)]
-    pub extends_knobs: Vec<KnobExtension>,
-    /// HTTP routes.
-    #[serde(default)]
-    pub routes: Vec<String>,
-    /// Subcommands.
-    #[serde(default)]
-    pub commands: Vec<String>,
+    /// When a shell profile switches it on; without it: when its first knob is not off.
+    pub switch: Option<String>,
     /// How it uses the points, and why it fits.
     pub uses: String,
     /// Which holes of the boundary it needs filled.
-    #[serde(default)]
     pub holes: Vec<String>,
+}
+
+/// What an entry says beside its manifest.
+#[derive(Deserialize)]
+struct Notes {
+    class: Option<Class>,
+    class_why: Option<String>,
+    #[serde(default)]
+    status: String,
+    switch: Option<String>,
+    uses: String,
+    #[serde(default)]
+    holes: Vec<String>,
+}
+
+impl TryFrom<toml::Table> for Entry {
+    type Error = toml::de::Error;
+    fn try_from(table: toml::Table) -> Result<Self, toml::de::Error> {
+        let is_note = |key: &str| ["class", "class_why", "status", "switch", "uses", "holes"].contains(&key);
+        let (notes, facts): (toml::Table, toml::Table) = table.into_iter().partition(|(key, _)| is_note(key));
+        // Facts first: a misspelt note is an unknown field there.
+        let manifest = Manifest::deserialize(toml::Value::Table(facts))?;
+        let Notes { class, class_why, status, switch, uses, holes } =
+            Notes::deserialize(toml::Value::Table(notes))?;
+        Ok(Self { manifest, class, class_why, status, switch, uses, holes })
+    }
+}
+
+impl std::ops::Deref for Entry {
+    type Target = Manifest;
+    fn deref(&self) -> &Manifest {
+        &self.manifest
+    }
 }
 
 /// Something that the boundary cannot express yet.
@@ -591,25 +147,6 @@ impl Map {
             }
         }
         aliases
-    }
-}
-
-impl Entry {
-    /// The strongest class of its claims and knobs; a plugin's manifest must show the same.
-    ///
-    /// Own bits in draft phase alone change proposals, never replies.
-    pub fn claimed_class(&self) -> Class {
-        let claims = self.claims.iter().map(|claim| (&claim.bits, &claim.phases));
-        let covers = self.covers.iter().map(|cover| (&cover.bits, &cover.phases));
-        claims
-            .chain(covers)
-            .map(|(bits, phases)| match (bits, phases.as_slice()) {
-                (_, [Phase::D]) => Class::DraftsOnly,
-                (Bits::Own(_), _) => Class::NewArithmetic,
-                (Bits::Of(_), _) => Class::SameBits,
-            })
-            .max()
-            .unwrap_or(Class::HostOnly)
     }
 }
 

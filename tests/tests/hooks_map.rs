@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use plugfold_tests::hooks::{
-    Bits, Class, Effect, Fold, Map, Scope, TEXT, aliases_page, catalogue_problems, expect, hooks_page, map,
+    Bits, Class, Effect, Fold, Map, Scope, TEXT, catalogue_page, catalogue_problems, expect, hooks_page, map,
     problems, table_operations,
 };
 
@@ -332,8 +332,8 @@ fn the_pages_are_fresh() {
     let renew = "renew it with `cargo run -p plugfold-tests --bin hooks-doc`";
     assert!(hooks_page(map()) == include_str!("../../docs/HOOKS.md"), "docs/HOOKS.md is stale: {renew}");
     assert!(
-        aliases_page(map()) == include_str!("../../docs/env-aliases.toml"),
-        "docs/env-aliases.toml is stale: {renew}"
+        catalogue_page(map()) == include_str!("../../host/assets/catalogue.toml"),
+        "host/assets/catalogue.toml is stale: {renew}"
     );
 }
 

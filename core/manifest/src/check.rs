@@ -238,11 +238,8 @@ fn knobs(manifest: &Manifest, found: &mut Vec<String>) {
             found.push(format!("extends knob `{knob}`: write OWNER.KEY"));
             continue;
         };
-        let named = manifest.requires.iter().chain(&manifest.extends).any(|id| id == owner);
         if owner == manifest.id {
             found.push(format!("extends its own knob `{knob}`"));
-        } else if !named && !BUILT_IN.contains(&owner) && !owner.starts_with("base-") {
-            found.push(format!("extends knob `{knob}` of a plugin that it neither requires nor extends"));
         }
         let wider = matches!(extension.scope, Some(Scope::Both | Scope::Request));
         if wider && (extension.fold.is_none() || extension.request_key.is_none()) {

@@ -11,7 +11,6 @@
 mod check;
 mod error;
 mod expr;
-mod fold;
 mod knob;
 mod loaded;
 mod manifest;
@@ -24,7 +23,6 @@ mod value;
 
 pub use error::{ManifestError, ValueError};
 pub use expr::{Expr, Names};
-pub use fold::{Folds, Split};
 pub use knob::{KnobExtension, KnobSchema, KnobType};
 pub use loaded::{Loaded, OwnedKnob, env_name};
 pub use manifest::Manifest;

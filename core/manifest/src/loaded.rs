@@ -112,6 +112,12 @@ fn extend(
         }
         return;
     };
+    if !BUILT_IN.contains(&owner) && !knows(manifests, by, owner) {
+        problems.push(format!(
+            "{} extends knob `{name}` of a plugin that it neither requires nor extends: its knobs may come later",
+            by.label()
+        ));
+    }
     let knob = &mut knobs[index];
     let schema = &mut knob.schema;
     for choice in &extension.choices {
@@ -145,6 +151,23 @@ fn extend(
         problems.push(format!("{}: its extension of knob `{name}` is wrong: {problem}", by.label()));
     }
     knob.extended_by.push(by.id.clone());
+}
+
+/// Whether a plugin names another in `requires` or `extends`, itself or through what it requires.
+fn knows(manifests: &[Manifest], by: &Manifest, owner: &str) -> bool {
+    let mut open = vec![by];
+    let mut seen: Vec<&str> = Vec::new();
+    while let Some(manifest) = open.pop() {
+        if manifest.requires.iter().chain(&manifest.extends).any(|id| id == owner) {
+            return true;
+        }
+        if !seen.contains(&manifest.id.as_str()) {
+            seen.push(&manifest.id);
+            open.extend(manifests.iter().filter(|other| manifest.requires.contains(&other.id)));
+        }
+    }
+    // What base plugins bring is there for everybody.
+    owner.starts_with("base-")
 }
 
 /// Finds names that two bring; remembers who brought each first.

@@ -3,9 +3,25 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bits, BodyField, ByName, Claim, Class, Cover, Definition, Family, Field, Header, KnobExtension, KnobSchema,
+    Bits, BodyField, ByName, Claim, Class, Cover, Definition, Effect, Family, Field, Header, KnobExtension, KnobSchema,
     LayoutEdit, ManifestError, Named, Offer, Part, Pass, Phase, Policy, Raise, Want,
 };
+
+/// Points that decide what a device does, or in which portions.
+const DEVICE_POINTS: [&str; 12] = [
+    "program",
+    "cache.layout",
+    "capture",
+    "executor",
+    "transport",
+    "round-driver",
+    "plan.spans",
+    "plan.pieces",
+    "plan.marks",
+    "plan.place",
+    "prepared-store",
+    "weight-builder",
+];
 
 /// What a plugin claims, needs, brings and can be set to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
@@ -171,17 +187,34 @@ impl Manifest {
         format!("plugfold_{}", self.label().replace('-', "_"))
     }
 
-    /// The strongest class of its claims. Bits of its own in the draft phase alone change proposals, never replies; a
-    /// drafter or a draft policy changes them as well.
+    /// What users may expect of it: the strongest of its claims, and of what its points and knobs can change. Bits of its
+    /// own in the draft phase alone change proposals, never replies.
     pub fn class(&self) -> Class {
-        let claims = self.claims.iter().map(|claim| (&claim.bits, &claim.phases));
-        let covers = self.covers.iter().map(|cover| (&cover.bits, &cover.phases));
-        let of_claims = claims.chain(covers).map(|(bits, phases)| match (bits, phases.as_slice()) {
+        self.class_with(|_| true)
+    }
+
+    /// The class in force: without the claims and effects of knobs that are off.
+    pub fn class_with(&self, on: impl Fn(&str) -> bool) -> Class {
+        let stands = |knob: &Option<String>| knob.as_deref().is_none_or(&on);
+        let claims = self.claims.iter().filter(|c| stands(&c.knob)).map(|c| (&c.bits, &c.phases));
+        let covers = self.covers.iter().filter(|c| stands(&c.knob)).map(|c| (&c.bits, &c.phases));
+        let claims = claims.chain(covers).map(|(bits, phases)| match (bits, phases.as_slice()) {
             (_, [Phase::D]) => Class::DraftsOnly,
             (Bits::Own(_), _) => Class::NewArithmetic,
             (Bits::Of(_), _) => Class::SameBits,
         });
-        of_claims.max().unwrap_or(Class::HostOnly)
+        let points = self.points.iter().map(|point| match point.as_str() {
+            "drafter" | "draft" | "drafts" => Class::DraftsOnly,
+            point if DEVICE_POINTS.contains(&point) => Class::SameBits,
+            _ => Class::HostOnly,
+        });
+        let knobs = self.knobs.iter().filter(|knob| on(&knob.key)).map(|knob| match knob.effect() {
+            Effect::Bits => Class::NewArithmetic,
+            Effect::Schedule => Class::SameBits,
+            Effect::Drafts => Class::DraftsOnly,
+            Effect::Speed | Effect::Host => Class::HostOnly,
+        });
+        claims.chain(points).chain(knobs).max().unwrap_or(Class::HostOnly)
     }
 
     /// A knob by its key.

@@ -178,19 +178,16 @@ impl KnobSchema {
     }
 
     fn choice(&self, raw: &Raw) -> Option<String> {
-        let has = |text: &str| self.choices.iter().any(|choice| choice == text);
+        let has = |text: &str| self.choices.iter().find(|choice| choice.eq_ignore_ascii_case(text)).cloned();
         let given = match raw {
             Raw::Text(text) | Raw::Plain(text) => text.trim().to_owned(),
             Raw::Int(number) => number.to_string(),
             Raw::Bool(value) => u8::from(*value).to_string(),
             _ => return None,
         };
-        if has(&given) {
-            return Some(given);
-        }
         // `on` for a choice `1`.
-        let synonym = on_or_off(&given).map(|on| u8::from(on).to_string());
-        synonym.filter(|text| has(text))
+        let synonym = || on_or_off(&given).and_then(|on| has(&u8::from(on).to_string()));
+        has(&given).or_else(synonym)
     }
 
     /// Checks what depends on other values: range, step, rule.
@@ -267,6 +264,14 @@ impl KnobSchema {
                 Err(format!("default {error}"))
             }
             Err(_) => Expr::parse(text).map(Default::Expr).map_err(|problem| format!("default {problem}")),
+        }
+    }
+
+    /// The expression that gives its value while nobody sets it, where the default is no value.
+    pub fn default_expr(&self) -> Option<Expr> {
+        match self.default_value() {
+            Ok(Default::Expr(expr)) => Some(expr),
+            _ => None,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod config;
 mod convert;
 mod debug;
 mod exl3;
@@ -18,6 +19,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use plugfold::config::{Device, Settings};
+use plugfold::knobs::{Asked, Resolved, Sources};
 use serde::Serialize;
 
 /// Serves GLM-5.3-Flash-architecture models over an OpenAI-compatible API.
@@ -54,6 +56,9 @@ enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Show settings with their origins; write profiles from shell files.
+    #[command(subcommand)]
+    Config(config::Config),
     /// Write a checkpoint with its large matrices in EXL3.
     Quantize(quantize::Quantize),
     /// Write a checkpoint under other published names.
@@ -105,16 +110,29 @@ pub struct ModelArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     allow_nan: bool,
+    /// A setting or a plugin's knob, as 0003.prefill_rows=128; may be given more than once.
+    #[arg(long = "set", value_name = "OWNER.KEY=VALUE")]
+    #[serde(skip)]
+    sets: Vec<String>,
 }
 
 impl ModelArgs {
-    /// All settings, `more` being further flags of the command.
+    /// The program's own settings, `more` being further flags of the command.
     fn settings(&self, more: impl Serialize) -> anyhow::Result<Settings> {
-        let mut flags = serde_json::to_value(self)?;
-        if let (Some(flags), serde_json::Value::Object(more)) =
-            (flags.as_object_mut(), serde_json::to_value(more)?)
-        {
-            flags.extend(more);
+        let resolved = self.resolved(more)?;
+        for line in &resolved.report {
+            tracing::warn!("{line}");
+        }
+        Ok(resolved.settings)
+    }
+
+    /// All settings and knobs with their origins, `more` being further flags of the command.
+    fn resolved(&self, more: impl Serialize) -> anyhow::Result<Resolved> {
+        let mut flags = serde_json::Map::new();
+        for part in [serde_json::to_value(self)?, serde_json::to_value(more)?] {
+            if let serde_json::Value::Object(part) = part {
+                flags.extend(part);
+            }
         }
         let profile = match (&self.profile, &self.model) {
             (Some(profile), _) => Some(profile.as_str()),
@@ -122,7 +140,8 @@ impl ModelArgs {
             (None, None) if std::env::var_os("PLUGFOLD_MODEL").is_some() => None,
             (None, None) => Some("quickstart"),
         };
-        Ok(Settings::load(profile, flags)?)
+        let sources = Sources::read(&Asked::here(profile, flags, &self.sets))?;
+        Ok(Resolved::new(&sources, Vec::new())?)
     }
 }
 
@@ -136,6 +155,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Tokenize(args) => args.run()?,
         Command::Debug(args) => args.run()?,
         Command::Bench(args) => args.run()?,
+        Command::Config(args) => args.run()?,
         Command::Quantize(args) => args.run()?,
         Command::Convert(args) => args.run()?,
         Command::MakeSynthetic(args) => args.run()?,

@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Bits, Effect, Entry, Fold, Knob, Map, Need, POINTS, Phase, Scope};
-
-/// Types a knob may have.
-const TYPES: [&str; 9] = ["bool", "int", "float", "enum", "list", "ints", "tuple", "path", "string"];
+use super::{Bits, Entry, Knob, Map, Need, POINTS, Phase, Scope};
 
 /// Names of the operations in the table of `core/abi/src/ops.rs`, read from its page.
 pub fn table_operations(source: &str) -> BTreeSet<String> {
@@ -38,6 +35,7 @@ pub fn catalogue_problems(map: &Map, catalogue: &[&str]) -> Vec<String> {
 /// Everything that is wrong with a map; `table` holds the operations of the core.
 pub fn problems(map: &Map, table: &BTreeSet<String>) -> Vec<String> {
     let mut found = Vec::new();
+    manifests(map, &mut found);
     unique_names(map, &mut found);
     references(map, &mut found);
     operations(map, table, &mut found);
@@ -134,7 +132,7 @@ fn references(map: &Map, found: &mut Vec<String>) {
         }
         let needs_point = [
             ("program", entry.passes.is_empty()),
-            ("cache.layout", entry.layout.is_empty() || entry.id.starts_with("base-")),
+            ("cache.layout", entry.layout.is_empty()),
             ("limits", entry.raises.is_empty()),
             ("route", entry.routes.is_empty()),
             ("subcommand", entry.commands.is_empty()),
@@ -235,6 +233,7 @@ fn knobs(map: &Map, found: &mut Vec<String>) {
     }
 }
 
+/// What the map asks of a knob beyond what a manifest does.
 fn knob_problems(knob: &Knob) -> Vec<String> {
     let mut found = Vec::new();
     if knob.effect.is_none() {
@@ -243,32 +242,25 @@ fn knob_problems(knob: &Knob) -> Vec<String> {
     if knob.place.is_none() {
         found.push("no place (where)".to_owned());
     }
-    if !TYPES.contains(&knob.type_.as_str()) {
-        found.push(format!("type `{}`", knob.type_));
-    }
-    if matches!(knob.type_.as_str(), "enum" | "list") && knob.choices.is_empty() {
-        found.push("no choices".to_owned());
-    }
-    if matches!(knob.type_.as_str(), "int" | "float") && knob.range.is_none() {
-        found.push("no range".to_owned());
-    }
-    if knob.default.is_empty() {
-        found.push("no default".to_owned());
-    }
-    let per_request = knob.scope != Scope::Load;
-    if per_request && (knob.fold.is_none() || knob.request_key.is_none()) {
-        found.push("per request, but no fold or no request_key".to_owned());
-    }
-    if !per_request && (knob.fold.is_some() || knob.request_key.is_some()) {
-        found.push("load only, but has a fold or a request_key".to_owned());
-    }
-    if per_request && knob.effect == Some(Effect::Bits) && knob.fold != Some(Fold::Split) {
-        found.push("changes bits per request: unequal rows must never share a call (fold split)".to_owned());
-    }
-    if !per_request && knob.env.is_empty() {
+    if knob.scope == Scope::Load && knob.env.is_empty() {
         found.push("no environment name".to_owned());
     }
     found
+}
+
+/// What every manifest must hold to by itself; the map describes plugins, not releases of them.
+fn manifests(map: &Map, found: &mut Vec<String>) {
+    for entry in map.all() {
+        let mut manifest = entry.manifest.clone();
+        manifest.version = "1.0.0".to_owned();
+        if manifest.title.is_empty() {
+            manifest.title = "an entry of the map".to_owned();
+        }
+        let built_in = ["engine", "server", "launch"].contains(&entry.id.as_str());
+        let about_plugins = |problem: &String| problem.starts_with("id ") || problem.starts_with("name ");
+        let problems = manifest.problems().into_iter().filter(|problem| !(built_in && about_plugins(problem)));
+        found.extend(problems.map(|problem| format!("{}: {problem}", entry.id)));
+    }
 }
 
 /// What must be loaded whenever an entry is.
@@ -397,7 +389,7 @@ fn classes(map: &Map, found: &mut Vec<String>) {
             found.push(format!("{}: no class", entry.id));
             continue;
         };
-        let claimed = entry.claimed_class();
+        let claimed = entry.manifest.class();
         if claimed > class && entry.class_why.is_none() {
             found.push(format!("{}: shown as {class:?}, but a claim is {claimed:?}", entry.id));
         }

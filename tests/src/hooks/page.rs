@@ -1,4 +1,4 @@
-//! `docs/HOOKS.md` and `docs/env-aliases.toml`, written from the map.
+//! `docs/HOOKS.md` and `host/assets/catalogue.toml`, written from the map.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,18 +7,6 @@ use super::{Bits, Class, Effect, Entry, Fold, Kind, Knob, Map, Need, POINTS, Pha
 
 /// Command that writes both files anew.
 pub const RENEW: &str = "cargo run -p plugfold-tests --bin hooks-doc";
-
-impl Class {
-    /// As users see it.
-    pub fn label(self) -> &'static str {
-        match self {
-            Class::HostOnly => "host-only",
-            Class::DraftsOnly => "drafts-only",
-            Class::SameBits => "same-bits",
-            Class::NewArithmetic => "new-arithmetic",
-        }
-    }
-}
 
 fn code(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{}`", name.as_ref())).collect();
@@ -218,7 +206,7 @@ fn section(map: &Map, entry: &Entry, page: &mut String) {
     let name = if entry.name.is_empty() { &entry.title } else { &entry.name };
     let _ = writeln!(page, "\n### {} {}\n", entry.id, name);
     if let Some(class) = entry.class {
-        let _ = write!(page, "*{}*", class.label());
+        let _ = write!(page, "*{}*", class.word());
         if !entry.status.is_empty() {
             let _ = write!(page, " · upstream {}", entry.status);
         }
@@ -315,7 +303,7 @@ fn section(map: &Map, entry: &Entry, page: &mut String) {
             parts.push(format!("words {}", code(&extension.words)));
         }
         if let (Some(fold), Some(key)) = (extension.fold, &extension.request_key) {
-            parts.push(format!("per request as `{key}`, fold {}", fold.label()));
+            parts.push(format!("per request as `{key}`, fold {}", fold));
         }
         let text = format!("`{}`: {}", extension.knob, parts.join("; "));
         line(page, "extends knob", &with_note(text, extension.note.as_deref()));
@@ -339,8 +327,8 @@ fn knob_table(entry: &Entry, page: &mut String) {
     page.push_str("| --- | --- | --- | --- | --- | --- | --- |\n");
     for knob in &entry.knobs {
         let scope = match (&knob.request_key, knob.fold) {
-            (Some(key), Some(fold)) => format!("{}, `{key}`, fold {}", knob.scope.label(), fold.label()),
-            _ => knob.scope.label().to_owned(),
+            (Some(key), Some(fold)) => format!("{}, `{key}`, fold {}", knob.scope, fold),
+            _ => knob.scope.to_string(),
         };
         let _ = writeln!(
             page,
@@ -348,15 +336,15 @@ fn knob_table(entry: &Entry, page: &mut String) {
             knob.key,
             code(&knob.env),
             cell(&values(knob)),
-            cell(&knob.default),
-            knob.effect.map_or("bits", Effect::label),
-            knob.place.map_or("all", Place::label),
+            cell(knob.default.as_ref().or(knob.unset.as_ref()).map_or("", String::as_str)),
+            knob.effect(),
+            knob.place(),
         );
     }
 }
 
 fn values(knob: &Knob) -> String {
-    let mut text = knob.type_.clone();
+    let mut text = format!("{:?}", knob.type_).to_lowercase();
     if !knob.choices.is_empty() {
         let _ = write!(text, " {}", knob.choices.join(", "));
     }
@@ -384,60 +372,10 @@ fn values(knob: &Knob) -> String {
     text
 }
 
-impl Scope {
-    /// As written in the map.
-    pub fn label(self) -> &'static str {
-        match self {
-            Scope::Load => "load",
-            Scope::Both => "both",
-            Scope::Request => "request",
-        }
-    }
-}
-
-impl Effect {
-    /// As written in the map.
-    pub fn label(self) -> &'static str {
-        match self {
-            Effect::Bits => "bits",
-            Effect::Schedule => "schedule",
-            Effect::Drafts => "drafts",
-            Effect::Speed => "speed",
-            Effect::Host => "host",
-        }
-    }
-}
-
-impl Place {
-    /// As written in the map.
-    pub fn label(self) -> &'static str {
-        match self {
-            Place::All => "all",
-            Place::Rank0 => "rank 0",
-        }
-    }
-}
-
-impl Fold {
-    /// As written in the map.
-    pub fn label(self) -> &'static str {
-        match self {
-            Fold::Own => "own",
-            Fold::All => "all",
-            Fold::Any => "any",
-            Fold::Min => "min",
-            Fold::Max => "max",
-            Fold::Split => "split",
-        }
-    }
-}
-
-impl Bits {
-    /// The arithmetic's name.
-    pub fn name(&self) -> &str {
-        match self {
-            Bits::Own(name) | Bits::Of(name) => name,
-        }
+/// The arithmetic's name.
+fn arithmetic(bits: &Bits) -> &str {
+    match bits {
+        Bits::Own(name) | Bits::Of(name) => name,
     }
 }
 
@@ -456,14 +394,60 @@ fn holes(map: &Map, page: &mut String) {
     }
 }
 
-/// Original environment names and the knobs they stand for, for importing a shell-style profile.
-pub fn aliases_page(map: &Map) -> String {
+/// What the program knows of every plugin: original environment names, request keys, names, switches.
+pub fn catalogue_page(map: &Map) -> String {
     let mut page = format!(
-        "# Environment names and the knobs they stand for, as owner.key; written from docs/hooks.toml by\n\
-         # `{RENEW}`. A name that ends in * stands for all that begin so and have no line.\n\n[aliases]\n"
+        "# What is known of every plugin of the catalogue, for messages and for importing shell profiles; written from\n\
+         # docs/hooks.toml by `{RENEW}`.\n\n\
+         # Environment names and the knobs they stand for. A name that ends in * stands for all that begin so and have no\n\
+         # line.\n[aliases]\n"
     );
     for (env, knob) in map.aliases() {
         let _ = writeln!(page, "\"{env}\" = \"{knob}\"");
     }
+    page.push_str("\n# Request keys.\n[requests]\n");
+    let own = map.all().flat_map(|entry| {
+        let keys = entry.knobs.iter().filter_map(|knob| Some((knob.request_key.clone()?, &knob.key)));
+        keys.map(|(request, key)| (request, format!("{}.{key}", entry.id)))
+    });
+    let extended = map.all().flat_map(|entry| &entry.extends_knobs);
+    let extended = extended.filter_map(|e| Some((e.request_key.clone()?, e.knob.clone())));
+    for (request, knob) in own.chain(extended).collect::<BTreeMap<_, _>>() {
+        let _ = writeln!(page, "\"{request}\" = \"{knob}\"");
+    }
+    for entry in map.all() {
+        owner(map, entry, &mut page);
+    }
     page
+}
+
+fn owner(map: &Map, entry: &Entry, page: &mut String) {
+    let list = |names: Vec<&str>| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let _ = writeln!(page, "\n[owners.\"{}\"]", entry.id);
+    for (key, value) in [("name", &entry.name), ("status", &entry.status)] {
+        if !value.is_empty() {
+            let _ = writeln!(page, "{key} = \"{value}\"");
+        }
+    }
+    if !entry.requires.is_empty() {
+        let _ = writeln!(page, "requires = [{}]", list(entry.requires.iter().map(String::as_str).collect()));
+    }
+    if !entry.knobs.is_empty() {
+        let _ = writeln!(page, "keys = [{}]", list(entry.knobs.iter().map(|knob| knob.key.as_str()).collect()));
+    }
+    let adds = entry.extends_knobs.iter().flat_map(|e| {
+        e.choices.iter().chain(&e.words).map(move |value| format!("{}={value}", e.knob))
+    });
+    let adds: Vec<String> = adds.collect();
+    if !adds.is_empty() {
+        let _ = writeln!(page, "adds = [{}]", list(adds.iter().map(String::as_str).collect()));
+    }
+    let Some(switch) = entry.switch.as_ref().or(entry.knobs.first().map(|knob| &knob.key)) else { return };
+    let _ = writeln!(page, "switch = \"{switch}\"");
+    let path = switch.split_once('=').map_or(switch.as_str(), |(path, _)| path.trim_end_matches('!'));
+    let (id, key) = path.split_once('.').unwrap_or((&entry.id, path));
+    let knob = map.get(id).and_then(|owner| owner.knob(key));
+    if let Some(default) = knob.and_then(|knob| knob.default.as_ref()) {
+        let _ = writeln!(page, "default = \"{default}\"");
+    }
 }
