@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Points that decide what a device does, or in which portions.
-const DEVICE_POINTS: [&str; 12] = [
+const DEVICE_POINTS: [&str; 11] = [
     "program",
     "cache.layout",
     "capture",
@@ -20,7 +20,6 @@ const DEVICE_POINTS: [&str; 12] = [
     "plan.marks",
     "plan.place",
     "prepared-store",
-    "weight-builder",
 ];
 
 /// What a plugin claims, needs, brings and can be set to.
