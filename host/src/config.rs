@@ -188,7 +188,7 @@ impl Settings {
         Ok(keys)
     }
 
-    /// The settings of the HTTP layer, without API keys.
+    /// The settings of the HTTP layer, without API keys and request knobs.
     pub fn http(&self, model: &Path) -> HttpSettings {
         let folder =
             || model.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
@@ -196,6 +196,7 @@ impl Settings {
             served_name: self.served_name.clone().unwrap_or_else(folder),
             aliases: self.aliases.clone(),
             keys: Keys::default(),
+            knobs: std::sync::Arc::default(),
             max_tokens: self.max_tokens,
             reasoning_fields: self.reasoning_fields,
             effort_field: self.effort_field,

@@ -19,6 +19,8 @@ pub enum KnobType {
     /// Any text.
     #[serde(alias = "string")]
     Text,
+    /// Any texts, with commas between them.
+    Texts,
     /// Some of the choices, with commas between them. A choice that ends in `[:X]` may carry a number.
     List,
     /// Whole numbers, with commas (or blanks) between them.
@@ -96,6 +98,9 @@ pub struct KnobSchema {
     /// The value that a request's 0 stands for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_off: Option<String>,
+    /// Its value is shown nowhere.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub secret: bool,
     /// One sentence for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub help: Option<String>,

@@ -130,6 +130,7 @@ impl KnobSchema {
                 Raw::Int(_) | Raw::Float(_) => Some(KnobValue::text(raw.to_string())),
                 _ => None,
             },
+            KnobType::Texts => items(raw, &[',']).filter(|items| items.len() <= MOST).map(list),
             KnobType::List => {
                 let items = items(raw, &[',']);
                 let known = |item: &String| self.choices.iter().any(|choice| is_choice(choice, item));
@@ -166,7 +167,7 @@ impl KnobSchema {
         };
         let given = if given.is_empty() { "empty" } else { &given };
         let word = self.words.iter().find(|word| word.as_str() == given)?;
-        let listed = matches!(self.type_, KnobType::List | KnobType::Ints);
+        let listed = matches!(self.type_, KnobType::List | KnobType::Ints | KnobType::Texts);
         Some(match word.as_str() {
             "0" | "off" | "none" if listed => list([""; 0]),
             "all" if listed => list(self.choices.iter().filter(|c| !self.not_in_all.contains(c)).cloned()),
@@ -237,6 +238,7 @@ impl KnobSchema {
                 format!("{places} as whole numbers{range}")
             }
             KnobType::Text => "a text".to_owned(),
+            KnobType::Texts => "texts, with commas between them".to_owned(),
             KnobType::Path => "a path".to_owned(),
             KnobType::Custom => self.form.clone().unwrap_or_else(|| "a text".to_owned()),
         };

@@ -49,9 +49,6 @@ impl Config {
             Config::Show(show) => {
                 let resolved = show.model.resolved(serde_json::json!({}))?;
                 print!("{}", resolved.show());
-                for line in &resolved.report {
-                    println!("# {line}");
-                }
                 Ok(())
             }
             Config::Import(import) => import.run(),

@@ -119,11 +119,7 @@ pub struct ModelArgs {
 impl ModelArgs {
     /// The program's own settings, `more` being further flags of the command.
     fn settings(&self, more: impl Serialize) -> anyhow::Result<Settings> {
-        let resolved = self.resolved(more)?;
-        for line in &resolved.report {
-            tracing::warn!("{line}");
-        }
-        Ok(resolved.settings)
+        Ok(self.resolved(more)?.settings)
     }
 
     /// All settings and knobs with their origins, `more` being further flags of the command.
@@ -141,7 +137,11 @@ impl ModelArgs {
             (None, None) => Some("quickstart"),
         };
         let sources = Sources::read(&Asked::here(profile, flags, &self.sets))?;
-        Ok(Resolved::new(&sources, Vec::new())?)
+        let resolved = Resolved::new(&sources, Vec::new())?;
+        for line in &resolved.report {
+            tracing::warn!("{line}");
+        }
+        Ok(resolved)
     }
 }
 

@@ -74,7 +74,8 @@ struct Flags {
 impl Serve {
     /// Serves until a signal comes or the engine fails.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let settings = self.model.settings(&self.flags)?;
+        let resolved = self.model.resolved(&self.flags)?;
+        let settings = &resolved.settings;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
         let (host, port) = (settings.host.clone(), settings.port);
@@ -86,13 +87,13 @@ impl Serve {
         let folder = settings.model_dir()?;
         // The small files first: what is wrong with them is told before the weights are read.
         let mut text = model::text(&folder)?;
-        let (engine, others) = model::engine(&settings)?;
+        let (engine, others) = model::engine(settings)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
         let app = Arc::new(App::new(
             engine.clone(),
             Arc::new(text),
-            HttpSettings { keys, ..settings.http(&folder) },
+            HttpSettings { keys, knobs: Arc::new(resolved.table()), ..settings.http(&folder) },
         ));
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use super::keys::Keys;
+use crate::knobs::KnobTable;
 use super::limits::{Limits, seconds};
 use super::metrics::Metrics;
 use crate::text::TextModel;
@@ -95,6 +96,8 @@ pub struct HttpSettings {
     pub aliases: Vec<String>,
     /// Who may use the server.
     pub keys: Keys,
+    /// What requests may set.
+    pub knobs: Arc<KnobTable>,
     /// Most tokens of a reply when the request names no budget.
     pub max_tokens: usize,
     /// Where reasoning is sent.
@@ -122,6 +125,7 @@ impl HttpSettings {
             served_name: served_name.into(),
             aliases: Vec::new(),
             keys: Keys::default(),
+            knobs: Arc::default(),
             max_tokens: 4096,
             reasoning_fields: ReasoningFields::default(),
             effort_field: true,

@@ -2,6 +2,7 @@
 //!
 //! The checks run in the contract's order, all before the first byte of a reply.
 
+use plugfold_engine::knobs::Values;
 use plugfold_engine::logprobs::MAX_TOP;
 use plugfold_engine::service::{Request, Sampling, ThinkingBudget};
 use serde_json::{Map, Value, json};
@@ -46,6 +47,8 @@ pub struct Job {
     pub return_ids: bool,
     /// The draft policy in force.
     pub policy: Policy,
+    /// The request knobs in force, as the reply shows them.
+    pub knobs: Map<String, Value>,
     /// Fields that ask for something this server does not do, named in the reply.
     pub ignored: Vec<&'static str>,
 }
@@ -91,7 +94,7 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
     counts(fields)?;
     let logprobs = logprobs(fields, kind)?;
     let thinking_budget = if kind == Kind::Chat { thinking_budget(app, fields)? } else { None };
-    knobs(fields)?;
+    let knobs = knobs(app, fields)?;
     unused(app, fields)?;
     for name in GRAMMAR_FIELDS {
         schema_size(app, name, fields.get(name).map_or(0, text_bytes))?;
@@ -122,10 +125,12 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         policy: policy.asked.clone(),
         logprobs,
         thinking: thinking_budget.filter(|_| thinking),
+        knobs: (!knobs.is_empty()).then(|| knobs.clone()),
         ..Request::default()
     };
     Ok(Job {
         kind,
+        knobs: app.settings.knobs.echo(&knobs),
         request,
         stops,
         tools: specs,
@@ -430,14 +435,12 @@ fn thinking_budget(app: &App, fields: Fields) -> Result<Option<ThinkingBudget>, 
     }
 }
 
-/// Per-request knobs. The bare server has none, so every key is unknown.
-fn knobs(fields: Fields) -> Result<(), ApiError> {
-    match fields.object("tf_knobs")?.and_then(|knobs| knobs.keys().next()) {
-        Some(key) => Err(ApiError::field(
-            "tf_knobs",
-            format_args!("has the unknown key {key:?}; this server has no request knobs"),
-        )),
-        None => Ok(()),
+/// The value of every request knob.
+fn knobs(app: &App, fields: Fields) -> Result<Values, ApiError> {
+    let table = &app.settings.knobs;
+    match fields.object("tf_knobs")? {
+        Some(asked) => table.resolve_request(asked).map_err(|error| ApiError::field("tf_knobs", error)),
+        None => Ok(table.defaults().clone()),
     }
 }
 

@@ -137,6 +137,7 @@ impl Resolved {
             .all()
             .map(|(knob, value)| {
                 let text = match &value.value {
+                    KnobValue::Text(text) if knob.schema.secret && !text.as_str().is_empty() => "(not shown)".to_owned(),
                     KnobValue::Text(text) if text.as_str().is_empty() => {
                         format!("({})", knob.schema.unset.as_deref().unwrap_or("empty"))
                     }

@@ -16,7 +16,7 @@ use super::{Numbers, catalogue};
 const SHOWN: usize = 60;
 
 /// A knob that requests may set.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct RequestKnob {
     /// Id of its owner.
     pub owner: String,
@@ -29,7 +29,7 @@ pub struct RequestKnob {
 }
 
 /// All request knobs of the loaded plugins, numbered by plugin, then as the manifest lists them.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnobTable {
     knobs: Vec<RequestKnob>,
     by_key: HashMap<String, usize>,
@@ -37,6 +37,23 @@ pub struct KnobTable {
     load_only: HashMap<String, String>,
     numbers: Numbers,
     defaults: Arc<[KnobValue]>,
+    veto: Option<Veto>,
+}
+
+/// Gives the reason why a knob cannot have a value, where its owner knows one.
+#[derive(Clone)]
+struct Veto(Arc<dyn Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync>);
+
+impl std::fmt::Debug for Veto {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Veto")
+    }
+}
+
+impl PartialEq for Veto {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// What is wrong with a request's `tf_knobs`; the text continues a sentence that begins with that name.
@@ -88,6 +105,16 @@ impl KnobTable {
         self
     }
 
+    /// Asks `veto` about every value that a request sets; it may give a reason why the knob cannot have it.
+    #[must_use]
+    pub fn with_veto(
+        mut self,
+        veto: impl Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.veto = Some(Veto(Arc::new(veto)));
+        self
+    }
+
     /// All of them, by number.
     pub fn knobs(&self) -> &[RequestKnob] {
         &self.knobs
@@ -130,20 +157,8 @@ impl KnobTable {
     /// The values of a request with this `tf_knobs`.
     ///
     /// # Errors
-    /// An unknown key, one that is set at load, a value of another type or out of range.
+    /// An unknown key, one that is set at load, a value of another type or out of range, or one that its owner refuses.
     pub fn resolve_request(&self, asked: &Map<String, Json>) -> Result<Arc<[KnobValue]>, KnobError> {
-        self.resolve_request_with(asked, |_, _| None)
-    }
-
-    /// As [`KnobTable::resolve_request`]; `veto` may give a reason why a knob cannot have a value (its owner knows).
-    ///
-    /// # Errors
-    /// As [`KnobTable::resolve_request`], or the reason.
-    pub fn resolve_request_with(
-        &self,
-        asked: &Map<String, Json>,
-        veto: impl Fn(&RequestKnob, &KnobValue) -> Option<String>,
-    ) -> Result<Arc<[KnobValue]>, KnobError> {
         if asked.is_empty() {
             return Ok(self.defaults.clone());
         }
@@ -153,7 +168,7 @@ impl KnobTable {
             let knob = &self.knobs[index];
             let wrong = |problem: &str| KnobError { key: key.clone(), message: format!("key {key:?} {problem}") };
             let value = self.read(knob, given).map_err(|problem| wrong(&problem))?;
-            if let Some(reason) = veto(knob, &value) {
+            if let Some(reason) = self.veto.as_ref().and_then(|veto| (veto.0)(knob, &value)) {
                 return Err(wrong(&format!("cannot be {given}: {reason}")));
             }
             values[index] = value;

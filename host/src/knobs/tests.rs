@@ -151,7 +151,7 @@ fn requests() {
         (knob.key == "depth" && value.as_text() == Some("cost")).then(|| "not in batch mode".to_owned())
     };
     let cost = json!({"depth": "cost"});
-    let error = table.resolve_request_with(cost.as_object().unwrap(), veto).unwrap_err();
+    let error = table.clone().with_veto(veto).resolve_request(cost.as_object().unwrap()).unwrap_err();
     assert_eq!(error.message, "key \"depth\" cannot be \"cost\": not in batch mode");
     let none = json!({"x": 1});
     let bare = KnobTable::default().resolve_request(none.as_object().unwrap()).unwrap_err();

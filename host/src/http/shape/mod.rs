@@ -90,6 +90,7 @@ pub struct Facts {
     pub parallel: bool,
     return_ids: bool,
     policy: String,
+    knobs: Map<String, Value>,
     ignored: Vec<&'static str>,
     /// Calls so far.
     pub calls: usize,
@@ -105,6 +106,7 @@ impl Facts {
             parallel: job.parallel,
             return_ids: job.return_ids,
             policy: job.policy.spec.clone(),
+            knobs: job.knobs.clone(),
             ignored: job.ignored.clone(),
             calls: 0,
         }
@@ -152,7 +154,7 @@ impl Facts {
         put("slot", json!(stats.slot));
         put("sha256", json!(digest(&ending.ids)));
         put("policy", json!(self.policy));
-        put("tf_knobs", json!({}));
+        put("tf_knobs", json!(self.knobs));
         if self.return_ids {
             put("token_ids", json!(ending.ids));
         }
