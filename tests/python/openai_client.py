@@ -5,6 +5,7 @@
 Exits with an error when a call fails or breaks the contract.
 """
 
+import json
 import sys
 
 import openai
@@ -43,19 +44,88 @@ def main(base_url: str) -> None:
     raw = client.completions.create(model=model.id, prompt="One, two,", max_tokens=8)
     assert raw.object == "text_completion" and raw.usage.completion_tokens <= 8
 
+    log_probabilities(client, model.id, messages)
+    tools(client, model.id)
+    responses(client, model.id)
+    refusals(client, model.id, messages)
+    print("ok:", repr(thought + content))
+
+
+TOOL = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+QUESTION = "What is the weather in Paris? #call"
+
+
+def log_probabilities(client: openai.OpenAI, model: str, messages: list) -> None:
+    reply = client.chat.completions.create(
+        model=model, messages=messages, max_tokens=8, logprobs=True, top_logprobs=3, reasoning_effort="none"
+    )
+    told = reply.choices[0].logprobs.content
+    assert len(told) == reply.usage.completion_tokens, (len(told), reply.usage)
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 3 for entry in told), told
+
+
+def tools(client: openai.OpenAI, model: str) -> None:
+    """A call, its result, and the reply to it; streamed and not."""
+    offer = [{"type": "function", "function": TOOL}]
+    history = [{"role": "user", "content": QUESTION}]
+    whole = client.chat.completions.create(model=model, messages=history, tools=offer, temperature=0, max_tokens=512)
+    (call,) = whole.choices[0].message.tool_calls
+    assert whole.choices[0].finish_reason == "tool_calls"
+    assert call.function.name == "weather" and isinstance(json.loads(call.function.arguments)["city"], str), call
+    calls = []
+    stream = client.chat.completions.create(
+        model=model, messages=history, tools=offer, temperature=0, max_tokens=512, stream=True
+    )
+    for event in stream:
+        for part in event.choices:
+            calls += part.delta.tool_calls or []
+    assert [c.function.arguments for c in calls] == [call.function.arguments]
+    history.append(whole.choices[0].message.model_dump(exclude_none=True))
+    history.append({"role": "tool", "tool_call_id": call.id, "content": "sunny, 21 degrees"})
+    after = client.chat.completions.create(model=model, messages=history, tools=offer, max_tokens=48)
+    assert after.usage.prompt_tokens > whole.usage.prompt_tokens
+
+
+def responses(client: openai.OpenAI, model: str) -> None:
+    """The Responses API: whole, streamed, with a call and the whole history."""
+    whole = client.responses.create(model=model, input="What is 2 + 3?", max_output_tokens=400, temperature=0)
+    assert whole.status in ("completed", "incomplete"), whole
+    assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens
+    text, last = "", None
+    for event in client.responses.create(
+        model=model, input="What is 2 + 3?", max_output_tokens=400, temperature=0, stream=True
+    ):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+        last = event
+    assert last.type in ("response.completed", "response.incomplete"), last
+    assert text == whole.output_text == last.response.output_text, (text, whole.output_text)
+    offer = [{"type": "function", "strict": False, **TOOL}, {"type": "web_search"}]
+    items = [{"role": "user", "content": QUESTION}]
+    called = client.responses.create(model=model, input=items, tools=offer, temperature=0, max_output_tokens=512)
+    (call,) = [item for item in called.output if item.type == "function_call"]
+    items += [item.model_dump(exclude_none=True) for item in called.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "sunny"})
+    after = client.responses.create(model=model, input=items, tools=offer, max_output_tokens=48)
+    assert after.usage.input_tokens > called.usage.input_tokens
+
+
+def refusals(client: openai.OpenAI, model: str, messages: list) -> None:
     try:
-        client.chat.completions.create(model=model.id, messages=messages, n=2)
+        client.chat.completions.create(model=model, messages=messages, n=2)
     except openai.BadRequestError as error:
         assert error.param == "n", error
     else:
         raise AssertionError("n=2 was not refused")
     try:
-        client.chat.completions.create(model=model.id, messages=messages, max_tokens=10**9)
+        client.chat.completions.create(model=model, messages=messages, max_tokens=10**9)
     except openai.BadRequestError as error:
         assert error.code == "context_length_exceeded", error
     else:
         raise AssertionError("an endless reply was not refused")
-    print("ok:", repr(thought + content))
 
 
 if __name__ == "__main__":

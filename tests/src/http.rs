@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use plugfold::http::{App, HttpSettings, Server};
 use plugfold::scripted::{Gate, Script, ScriptedService, Step};
+use plugfold::text::TextModel;
 use plugfold::text::testing::{text_model, tokenizer};
 use plugfold_engine::service::Service as _;
 use serde_json::{Value, json};
@@ -86,6 +87,17 @@ impl TestServer {
     /// When it does not start.
     #[allow(clippy::expect_used)]
     pub fn with(settings: HttpSettings, context: usize, slots: usize) -> Self {
+        let template = include_str!("../fixtures/chat/chat_template.jinja");
+        let text = text_model(template).expect("the template fixture parses");
+        Self::with_text(settings, context, slots, text)
+    }
+
+    /// A server with another tokenizer and template. Scripts still speak in bytes.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[allow(clippy::expect_used)]
+    pub fn with_text(settings: HttpSettings, context: usize, slots: usize, text: TextModel) -> Self {
         let scripts = Scripts::default();
         let (known, decoder) = (scripts.clone(), tokenizer());
         let prompts = Arc::<Mutex<Vec<Vec<u32>>>>::default();
@@ -95,9 +107,7 @@ impl TestServer {
                 seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.ids.clone());
                 known.get(&decoder.decode(&request.ids))
             }));
-        let template = include_str!("../fixtures/chat/chat_template.jinja");
-        let text = Arc::new(text_model(template).expect("the template fixture parses"));
-        let app = Arc::new(App::new(engine.clone(), text, settings));
+        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings));
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

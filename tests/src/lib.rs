@@ -8,3 +8,4 @@ pub mod guess;
 pub mod hooks;
 pub mod http;
 pub mod model;
+pub mod python;

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Real agents against the scripted server: each changes one word of a file in a folder of its own.
+#
+#     tests/agents/run.sh            # all of them
+#     tests/agents/run.sh codex      # one
+#
+# Needs node with npm (the agents are npm packages that carry their programs) and the right to make a network namespace:
+# everything runs in one that has only loopback, with an empty home, so nothing outside can be reached or changed.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+packages=${PLUGFOLD_AGENTS_DIR:-$root/target/agents}
+port=8123
+
+if [ "${PLUGFOLD_AGENTS_INSIDE:-}" = "" ]; then
+  (cd "$root" && cargo build -q -p plugfold-tests --bin scripted-server)
+  if [ ! -d "$packages/node_modules/.bin" ]; then
+    mkdir -p "$packages"
+    npm install --prefix "$packages" --no-audit --no-fund \
+      opencode-ai@1.18.33 @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332
+  fi
+  exec env PLUGFOLD_AGENTS_INSIDE=1 unshare -n -- "$0" "$@"
+fi
+
+ip link set lo up
+"$root/target/debug/scripted-server" "$port" >/dev/null &
+server=$!
+work=$(mktemp -d)
+trap 'kill $server 2>/dev/null; rm -rf "$work"' EXIT
+until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do
+  kill -0 $server || { echo "the server has ended"; exit 1; }
+done
+export PATH="$packages/node_modules/.bin:$PATH"
+task="In note.txt replace the word old by new."
+
+folder() {
+  export HOME="$work/$1-home"
+  unset XDG_CONFIG_HOME XDG_DATA_HOME XDG_CACHE_HOME XDG_STATE_HOME
+  mkdir -p "$HOME" "$work/$1"
+  cd "$work/$1"
+  git init -q .
+  echo "an old word" > note.txt
+}
+
+run_opencode() {
+  folder opencode
+  cat > opencode.json <<JSON
+{"autoupdate": false, "permission": {"bash": "allow", "edit": "allow"},
+ "provider": {"plugfold": {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "http://127.0.0.1:$port/v1"},
+  "models": {"scripted": {"tool_call": true, "reasoning": true, "limit": {"context": 131072, "output": 4096}}}}}}
+JSON
+  OPENCODE_DISABLE_MODELS_FETCH=1 timeout 120 opencode run -m plugfold/scripted "$task"
+}
+
+run_codex() {
+  folder codex
+  mkdir -p "$HOME/.codex"
+  cat > "$HOME/.codex/config.toml" <<TOML
+model = "scripted"
+model_provider = "plugfold"
+[model_providers.plugfold]
+name = "Plugfold"
+base_url = "http://127.0.0.1:$port/v1"
+wire_api = "responses"
+env_key = "PLUGFOLD_API_KEY"
+TOML
+  PLUGFOLD_API_KEY=unused timeout 120 codex exec --dangerously-bypass-approvals-and-sandbox "$task" </dev/null
+}
+
+run_claude() {
+  folder claude
+  ANTHROPIC_BASE_URL="http://127.0.0.1:$port" ANTHROPIC_API_KEY=unused ANTHROPIC_MODEL=scripted \
+    ANTHROPIC_SMALL_FAST_MODEL=scripted DISABLE_TELEMETRY=1 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 \
+    DISABLE_AUTOUPDATER=1 timeout 120 claude -p "$task" --model scripted --allowedTools "Bash(sed:*)" </dev/null
+}
+
+failed=0
+for agent in ${@:-opencode codex claude}; do
+  echo "== $agent"
+  "run_$agent" >"$work/$agent.log" 2>&1 || echo "it ended with $?"
+  if [ "$(cat "$work/$agent/note.txt")" = "an new word" ]; then
+    echo "note.txt: changed"
+  else
+    tail -40 "$work/$agent.log"
+    echo "note.txt: not changed"
+    failed=1
+  fi
+done
+exit $failed

@@ -1,0 +1,75 @@
+"""The `anthropic` package of PyPI against a running server.
+
+    python anthropic_client.py http://127.0.0.1:8000
+
+Exits with an error when a call fails or breaks the contract.
+"""
+
+import sys
+
+import anthropic
+
+TOOL = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+QUESTION = "What is the weather in Paris? #call"
+
+
+def main(base_url: str) -> None:
+    client = anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0, timeout=120)
+    model = "any"
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+
+    counted = client.messages.count_tokens(model=model, messages=messages)
+    whole = client.messages.create(model=model, messages=messages, max_tokens=64, temperature=0)
+    assert whole.type == "message" and whole.stop_reason in ("end_turn", "max_tokens"), whole
+    assert whole.usage.input_tokens + whole.usage.cache_read_input_tokens == counted.input_tokens
+    assert all(block.type == "text" for block in whole.content), "thinking is off unless it is asked for"
+    with client.messages.stream(model=model, messages=messages, max_tokens=64, temperature=0) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == "".join(block.text for block in whole.content), (text, whole.content)
+    assert final.usage.output_tokens == whole.usage.output_tokens
+
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    thought = client.messages.create(
+        model=model, messages=messages, max_tokens=2048, temperature=0, thinking=thinking, system="Think first."
+    )
+    assert thought.content[0].type == "thinking" and thought.content[0].signature, thought
+    history = messages + [
+        {"role": "assistant", "content": [block.model_dump() for block in thought.content]},
+        {"role": "user", "content": "And 3 + 4?"},
+    ]
+    client.messages.create(model=model, messages=history, max_tokens=32, thinking={"type": "disabled"})
+
+    history = [{"role": "user", "content": QUESTION}]
+    called = client.messages.create(
+        model=model, messages=history, max_tokens=512, temperature=0, tools=[TOOL], thinking={"type": "adaptive"}
+    )
+    assert called.stop_reason == "tool_use", called
+    (call,) = [block for block in called.content if block.type == "tool_use"]
+    assert call.name == "weather" and isinstance(call.input["city"], str), call
+    with client.messages.stream(
+        model=model, messages=history, max_tokens=512, temperature=0, tools=[TOOL], thinking={"type": "adaptive"}
+    ) as stream:
+        again = [block.input for block in stream.get_final_message().content if block.type == "tool_use"]
+    assert again == [call.input], again
+    history += [
+        {"role": "assistant", "content": [block.model_dump() for block in called.content]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]},
+    ]
+    client.messages.create(model=model, messages=history, max_tokens=48, tools=[TOOL])
+
+    try:
+        client.messages.create(model=model, messages=messages, max_tokens=10**9)
+    except anthropic.BadRequestError as error:
+        assert error.body["error"]["type"] == "invalid_request_error", error.body
+    else:
+        raise AssertionError("an endless reply was not refused")
+    print("ok:", repr(text))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
