@@ -48,3 +48,11 @@ fn schemathesis_gets_no_server_error() {
     python::run("api_schema.py", &format!("http://{}", server.address));
     after.finish();
 }
+
+#[test]
+fn the_page_in_chromium() {
+    let server = server();
+    let after = Aftercheck::begin(&server);
+    python::run("page_client.py", &format!("http://{}", server.address));
+    after.finish();
+}
