@@ -9,3 +9,4 @@ pub mod knobs;
 pub mod reply;
 pub mod scripted;
 pub mod text;
+pub mod vision;

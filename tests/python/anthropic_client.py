@@ -10,11 +10,11 @@ import sys
 import anthropic
 
 TOOL = {
-    "name": "weather",
-    "description": "The weather in a city",
+    "name": "get_weather",
+    "description": "Get the current weather of a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-QUESTION = "What is the weather in Paris? #call"
+QUESTION = "What is the weather in Paris?"
 
 
 def main(base_url: str) -> None:
@@ -50,7 +50,7 @@ def main(base_url: str) -> None:
     )
     assert called.stop_reason == "tool_use", called
     (call,) = [block for block in called.content if block.type == "tool_use"]
-    assert call.name == "weather" and isinstance(call.input["city"], str), call
+    assert call.name == "get_weather" and isinstance(call.input["city"], str), call
     with client.messages.stream(
         model=model, messages=history, max_tokens=512, temperature=0, tools=[TOOL], thinking={"type": "adaptive"}
     ) as stream:

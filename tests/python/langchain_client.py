@@ -11,23 +11,23 @@ from langchain_openai import ChatOpenAI
 
 
 @tool
-def weather(city: str) -> str:
-    """The weather in a city"""
+def get_weather(city: str) -> str:
+    """Get the current weather of a city."""
     return f"sunny in {city}"
 
 
 def main(base_url: str) -> None:
     model = ChatOpenAI(base_url=base_url, api_key="unused", model="any", temperature=0, max_tokens=512, max_retries=0)
-    bound = model.bind_tools([weather])
-    history = [HumanMessage("What is the weather in Paris? #call")]
+    bound = model.bind_tools([get_weather])
+    history = [HumanMessage("What is the weather in Paris?")]
     reply = bound.invoke(history)
     (call,) = reply.tool_calls
-    assert call["name"] == "weather" and isinstance(call["args"]["city"], str), reply
+    assert call["name"] == "get_weather" and isinstance(call["args"]["city"], str), reply
     streamed = None
     for chunk in bound.stream(history):
         streamed = chunk if streamed is None else streamed + chunk
     assert [c["args"] for c in streamed.tool_calls] == [call["args"]], streamed
-    history += [reply, ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"])]
+    history += [reply, ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])]
     last = bound.invoke(history)
     assert last.usage_metadata["input_tokens"] > reply.usage_metadata["input_tokens"]
     print("ok:", call["args"])

@@ -52,11 +52,11 @@ def main(base_url: str) -> None:
 
 
 TOOL = {
-    "name": "weather",
-    "description": "The weather in a city",
+    "name": "get_weather",
+    "description": "Get the current weather of a city.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-QUESTION = "What is the weather in Paris? #call"
+QUESTION = "What is the weather in Paris?"
 
 
 def log_probabilities(client: openai.OpenAI, model: str, messages: list) -> None:
@@ -75,7 +75,7 @@ def tools(client: openai.OpenAI, model: str) -> None:
     whole = client.chat.completions.create(model=model, messages=history, tools=offer, temperature=0, max_tokens=512)
     (call,) = whole.choices[0].message.tool_calls
     assert whole.choices[0].finish_reason == "tool_calls"
-    assert call.function.name == "weather" and isinstance(json.loads(call.function.arguments)["city"], str), call
+    assert call.function.name == "get_weather" and isinstance(json.loads(call.function.arguments)["city"], str), call
     calls = []
     stream = client.chat.completions.create(
         model=model, messages=history, tools=offer, temperature=0, max_tokens=512, stream=True

@@ -2,7 +2,7 @@
 
     python page_client.py http://127.0.0.1:8000 [FOLDER FOR SCREENSHOTS]
 
-Needs Debian's chromium and chromium-driver. The model must call a tool when `#call` is in the prompt.
+Needs Debian's chromium and chromium-driver. The model must call the tool when it is asked for the weather.
 """
 
 import sys
@@ -60,7 +60,7 @@ def visit(browser, base_url: str, folder: Path) -> None:
 
     # A call, its result, and the reply to it.
     one("#offer").send_keys(Keys.SPACE)
-    one("#text").send_keys("What is the weather? #call", Keys.ENTER)
+    one("#text").send_keys("What is the weather in Paris?", Keys.ENTER)
     wait.until(lambda _: all_of(".call input"))
     assert "weather" in one(".call strong").text and "city" in one(".call code").text
     browser.save_screenshot(str(folder / "call.png"))

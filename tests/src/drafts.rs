@@ -60,6 +60,7 @@ impl Drafted {
             tools: list(&request["tools"]),
             thinking: variables.get("enable_thinking") != Some(&Value::Bool(false)),
             variables,
+            places: None,
         };
         let prompt = self.text.encode_chat(chat).unwrap_or_else(|e| panic!("{e}")).ids;
         let core = &mut self.core;

@@ -10,7 +10,8 @@ use plugfold::http::{App, HttpSettings, Server};
 use plugfold::scripted::{Gate, Script, ScriptedService, Step};
 use plugfold::text::TextModel;
 use plugfold::text::testing::{text_model, tokenizer};
-use plugfold_engine::service::Service as _;
+use plugfold::vision::Vision;
+use plugfold_engine::service::{Request, Service as _};
 use serde_json::{Value, json};
 
 /// How long a test waits for something that must happen; only a broken server uses it up.
@@ -62,7 +63,7 @@ pub struct TestServer {
     pub scripts: Scripts,
     /// Its engine.
     pub engine: Arc<ScriptedService>,
-    prompts: Arc<Mutex<Vec<Vec<u32>>>>,
+    requests: Arc<Mutex<Vec<Request>>>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -96,18 +97,39 @@ impl TestServer {
     ///
     /// # Panics
     /// When it does not start.
-    #[allow(clippy::expect_used)]
     pub fn with_text(settings: HttpSettings, context: usize, slots: usize, text: TextModel) -> Self {
+        Self::build(settings, context, slots, text, None)
+    }
+
+    /// A server whose model can see.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[allow(clippy::expect_used)]
+    pub fn seeing(settings: HttpSettings, context: usize, slots: usize, vision: Vision) -> Self {
+        let template = include_str!("../fixtures/chat/chat_template.jinja");
+        let text = text_model(template).expect("the template fixture parses");
+        Self::build(settings, context, slots, text, Some(vision))
+    }
+
+    #[allow(clippy::expect_used)]
+    fn build(
+        settings: HttpSettings,
+        context: usize,
+        slots: usize,
+        text: TextModel,
+        vision: Option<Vision>,
+    ) -> Self {
         let scripts = Scripts::default();
         let (known, decoder) = (scripts.clone(), tokenizer());
-        let prompts = Arc::<Mutex<Vec<Vec<u32>>>>::default();
-        let seen = prompts.clone();
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let seen = requests.clone();
         let engine =
             Arc::new(ScriptedService::new(ScriptedService::info_for_tests(context, slots), move |request| {
-                seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.ids.clone());
+                seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
                 known.get(&decoder.decode(&request.ids))
             }));
-        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings));
+        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings).with_vision(vision));
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
@@ -124,7 +146,7 @@ impl TestServer {
             });
         });
         let address = told.recv().expect("the server starts");
-        Self { address, scripts, engine, prompts, stop: Some(stop), thread: Some(thread) }
+        Self { address, scripts, engine, requests, stop: Some(stop), thread: Some(thread) }
     }
 
     /// A new connection.
@@ -184,7 +206,12 @@ impl TestServer {
 
     /// The prompts that reached the engine, in the order of their start.
     pub fn prompts(&self) -> Vec<Vec<u32>> {
-        self.prompts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.requests().into_iter().map(|request| request.ids).collect()
+    }
+
+    /// The requests that reached the engine, in the order of their start.
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// `/health`.

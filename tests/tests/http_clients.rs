@@ -4,13 +4,13 @@
 use plugfold_tests::http::{Aftercheck, TestServer, say, settings};
 use plugfold_tests::python;
 
-/// A server whose model calls a tool when `#call` is in the prompt and there is no result yet.
+/// A server whose model calls a tool when it is asked for the weather.
 fn server() -> TestServer {
     let server = TestServer::with(settings(), 1 << 16, 4);
     server.scripts.set(
-        "#call",
+        "weather in Paris",
         say(
-            "need it</think>Let me look.<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value>\
+            "need it</think>Let me look.<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value>\
              </tool_call><|observation|>",
         ),
     );

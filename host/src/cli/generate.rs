@@ -39,7 +39,8 @@ impl Prompt {
             return Ok(text.tokenizer.encode(prompt)?);
         }
         let messages = vec![json!({"role": "user", "content": self.chat})];
-        let request = ChatRequest { messages, tools: Vec::new(), variables: Map::new(), thinking };
+        let request =
+            ChatRequest { messages, tools: Vec::new(), variables: Map::new(), thinking, places: None };
         Ok(text.encode_chat(request)?.ids)
     }
 }

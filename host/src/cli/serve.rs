@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
 use plugfold::http::{App, HttpSettings, Server};
+use plugfold::vision::Vision;
 use plugfold_engine::service::Service;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -87,14 +88,12 @@ impl Serve {
         let folder = settings.model_dir()?;
         // The small files first: what is wrong with them is told before the weights are read.
         let mut text = model::text(&folder)?;
+        let vision = Vision::load(&folder).map_err(|e| anyhow::anyhow!("the vision tower: {e}"))?;
         let (engine, others) = model::engine(settings)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
-        let app = Arc::new(App::new(
-            engine.clone(),
-            Arc::new(text),
-            HttpSettings { keys, knobs: Arc::new(resolved.table()), ..settings.http(&folder) },
-        ));
+        let http = HttpSettings { keys, knobs: Arc::new(resolved.table()), ..settings.http(&folder) };
+        let app = Arc::new(App::new(engine.clone(), Arc::new(text), http).with_vision(vision));
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",
             app.settings.served_name, info.context, info.slots, info.ranks

@@ -14,6 +14,7 @@ use crate::knobs::KnobTable;
 use super::limits::{Limits, seconds};
 use super::metrics::Metrics;
 use crate::text::TextModel;
+use crate::vision::Vision;
 
 /// Names of the reply fields that carry reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -145,6 +146,8 @@ pub struct App {
     pub service: Arc<dyn Service>,
     /// Tokenizer and template.
     pub text: Arc<TextModel>,
+    /// The model's eyes, where it has any.
+    pub vision: Option<Vision>,
     /// Settings.
     pub settings: HttpSettings,
     /// Start time.
@@ -189,6 +192,7 @@ impl App {
         Self {
             service,
             text,
+            vision: None,
             settings,
             started: SystemTime::now(),
             text_workers: Arc::new(tokio::sync::Semaphore::new(workers)),
@@ -199,6 +203,13 @@ impl App {
             rejected: AtomicU64::new(0),
             metrics,
         }
+    }
+
+    /// Lets the model see.
+    #[must_use]
+    pub fn with_vision(mut self, vision: Option<Vision>) -> Self {
+        self.vision = vision;
+        self
     }
 
     /// Start time in unix seconds.

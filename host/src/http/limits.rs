@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::vision::Limit;
+
 /// Bounds with their defaults. Each is a key of the `[limits]` table of a profile.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -44,6 +46,12 @@ pub struct Limits {
     pub logit_bias: usize,
     /// Bytes of text that one request may have tokenized (16 MiB).
     pub prompt_bytes: usize,
+    /// Images of a request, its whole history counted (8).
+    pub images: usize,
+    /// Encoded bytes of one image (20 MiB).
+    pub image_bytes: usize,
+    /// Pixels of one image, checked before it is decoded (67,108,864).
+    pub image_pixels: usize,
     /// Requests whose text is prepared at once (as many as the machine has cores).
     pub text_workers: usize,
     /// Seconds for rendering and tokenizing one request, waiting included (30).
@@ -72,13 +80,35 @@ impl Default for Limits {
             messages: 100_000,
             logit_bias: 1024,
             prompt_bytes: 16 << 20,
+            images: 8,
+            image_bytes: 20 << 20,
+            image_pixels: 64 << 20,
             text_workers: std::thread::available_parallelism().map_or(1, usize::from),
             text_s: 30.0,
         }
     }
 }
 
+impl Limits {
+    /// Bounds on the images of a request.
+    pub fn image(&self) -> Limit {
+        Limit { images: self.images, bytes: self.image_bytes, pixels: self.image_pixels }
+    }
+}
+
 /// Seconds as a duration; what is negative or not finite becomes zero.
 pub fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_has_room_for_images_at_their_limit() {
+        // Base64 takes four bytes for three; two of the largest images and a long text fit into one request.
+        let limits = Limits::default();
+        assert!(limits.body_bytes > 2 * limits.image_bytes * 4 / 3 + (8 << 20));
+    }
 }

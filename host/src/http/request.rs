@@ -4,7 +4,7 @@
 
 use plugfold_engine::knobs::Values;
 use plugfold_engine::logprobs::MAX_TOP;
-use plugfold_engine::service::{Request, Sampling, ThinkingBudget};
+use plugfold_engine::service::{Attachment, Request, Sampling, ThinkingBudget};
 use serde_json::{Map, Value, json};
 
 use super::app::{App, ClearThinking, DefaultEffort};
@@ -13,7 +13,9 @@ use super::fields::Fields;
 use super::policy::Policy;
 use crate::reply::stop::StopStrings;
 use crate::reply::tools::ToolSpec;
-use crate::text::ChatRequest;
+use crate::text::chat::Places;
+use crate::text::{ChatPrompt, ChatRequest};
+use crate::vision::{Image, KINDS};
 
 /// The two kinds of completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct Job {
     pub policy: Policy,
     /// The request knobs in force, as the reply shows them.
     pub knobs: Map<String, Value>,
+    /// Images of the request, and the seconds that their rows took.
+    pub vision: Option<(usize, f64)>,
     /// Fields that ask for something this server does not do, named in the reply.
     pub ignored: Vec<&'static str>,
 }
@@ -106,18 +110,24 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
 
     // The prompt of a chat is rendered last: it is the dearest step.
     let Choice { offered, specs, parallel } = choice;
-    let (ids, thinking) = match kind {
-        Kind::Text => (raw, false),
+    let (ids, thinking, images) = match kind {
+        Kind::Text => (raw, false, None),
         Kind::Chat => {
-            let prompt = app.text.encode_chat(chat(app, fields, kwargs, effort, offered)?)?;
+            let (prompt, images) = render(app, chat(app, fields, kwargs, effort, offered)?)?;
             let thinking = app.text.thinking_is_open(&prompt.ids);
-            (prompt.ids, thinking)
+            (prompt.ids, thinking, Some((prompt.images, images)))
         }
     };
     let max_tokens = context(app, kind, ids.len(), budget)?;
     app.refuse_when_failed()?;
+    // The tower is dear: it runs for requests that will be taken.
+    let (attachments, vision) = match images {
+        Some((at, images)) if !images.is_empty() => attach(app, &at, images)?,
+        _ => (Vec::new(), None),
+    };
     let request = Request {
         ids,
+        attachments,
         sampling,
         max_tokens,
         stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
@@ -141,6 +151,7 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         return_ids,
         policy,
         ignored,
+        vision,
     })
 }
 
@@ -155,8 +166,7 @@ pub fn tokenize(app: &App, body: &Map<String, Value>) -> Result<Vec<u32>, ApiErr
         let choice = tools(app, fields)?;
         messages(app, fields)?;
         let kwargs = fields.object("chat_template_kwargs")?.cloned();
-        let prompt = app.text.encode_chat(chat(app, fields, kwargs, effort, choice.offered)?)?;
-        return Ok(prompt.ids);
+        return Ok(render(app, chat(app, fields, kwargs, effort, choice.offered)?)?.0.ids);
     }
     match fields.get("prompt") {
         Some(Value::String(text)) => {
@@ -455,6 +465,56 @@ fn unused(app: &App, fields: Fields) -> Result<(), ApiError> {
     }
 }
 
+/// Renders and encodes a chat; its images stand as rows in the prompt where the model can see.
+fn render(app: &App, mut request: ChatRequest) -> Result<(ChatPrompt, Vec<Image>), ApiError> {
+    let Some(vision) = &app.vision else { return Ok((app.text.encode_chat(request)?, Vec::new())) };
+    let mark = app
+        .text
+        .free_character(request.messages.iter().chain(&request.tools).chain(request.variables.values()))?;
+    let limit = app.settings.limits.image();
+    let images = vision
+        .take(&mut request.messages, &limit, |number| Places::text(mark, number))
+        .map_err(|problem| ApiError::invalid(problem.0).with_param("messages"))?;
+    if !images.is_empty() {
+        // Nobody could tell it from an image's own rows.
+        let row = app.text.tokenizer.control_name(vision.ids[1]).unwrap_or_default();
+        if !row.is_empty() && request.messages.iter().any(|message| holds(message, row)) {
+            return Err(ApiError::field(
+                "messages",
+                format_args!("hold the text {row} beside images; leave it out"),
+            ));
+        }
+        let tokens = images.iter().map(|image| image.tokens).collect();
+        request.places = Some(Places { mark, tokens, ids: vision.ids });
+    }
+    Ok((app.text.encode_chat(request)?, images))
+}
+
+/// Whether a string of a document holds a text.
+fn holds(value: &Value, text: &str) -> bool {
+    match value {
+        Value::String(string) => string.contains(text),
+        Value::Array(items) => items.iter().any(|item| holds(item, text)),
+        Value::Object(map) => map.values().any(|item| holds(item, text)),
+        _ => false,
+    }
+}
+
+/// The rows of images, at their positions.
+#[allow(clippy::type_complexity)]
+fn attach(
+    app: &App,
+    at: &[usize],
+    images: Vec<Image>,
+) -> Result<(Vec<Attachment>, Option<(usize, f64)>), ApiError> {
+    let Some(vision) = &app.vision else { return Ok((Vec::new(), None)) };
+    let count = images.len();
+    let made = vision.rows(images, &app.settings.limits.image());
+    let made = made.map_err(|problem| ApiError::invalid(problem.0).with_param("messages"))?;
+    let attachments = at.iter().zip(made.rows).map(|(at, rows)| Attachment { at: *at, rows }).collect();
+    Ok((attachments, Some((count, made.seconds))))
+}
+
 /// Template variables and the thinking switch.
 fn chat(
     app: &App,
@@ -511,8 +571,8 @@ fn chat(
         };
     }
     let messages = fields.get("messages").and_then(Value::as_array).cloned().unwrap_or_default();
-    size(app, "messages", messages.iter().chain(&tools).map(text_bytes).sum())?;
-    Ok(ChatRequest { messages, tools, variables, thinking })
+    size(app, "messages", messages.iter().map(prompt_bytes).chain(tools.iter().map(text_bytes)).sum())?;
+    Ok(ChatRequest { messages, tools, variables, thinking, places: None })
 }
 
 /// Bytes of all strings in a document.
@@ -523,6 +583,13 @@ fn text_bytes(value: &Value) -> usize {
         Value::Object(map) => map.iter().map(|(key, item)| key.len() + text_bytes(item)).sum(),
         _ => 8,
     }
+}
+
+/// Bytes of a message that can come into the prompt as text: images have bounds of their own.
+fn prompt_bytes(message: &Value) -> usize {
+    let images = message["content"].as_array().into_iter().flatten();
+    let images = images.filter(|part| part["type"].as_str().is_some_and(|kind| KINDS.contains(&kind)));
+    text_bytes(message) - images.map(text_bytes).sum::<usize>()
 }
 
 fn schema_size(app: &App, name: &str, bytes: usize) -> Result<(), ApiError> {

@@ -23,6 +23,26 @@ pub struct ChatRequest {
     pub variables: Map<String, Value>,
     /// `false`: the thinking-off edit is made on the rendered text.
     pub thinking: bool,
+    /// Where images stand.
+    pub places: Option<Places>,
+}
+
+/// Images in a conversation: text parts `MARK number MARK` stand for them.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// A character that occurs nowhere else (see [`TextModel::free_character`]).
+    pub mark: char,
+    /// Rows of each image.
+    pub tokens: Vec<usize>,
+    /// Ids of begin, row and end.
+    pub ids: [u32; 3],
+}
+
+impl Places {
+    /// The text that stands for an image.
+    pub fn text(mark: char, number: usize) -> String {
+        format!("{mark}{number}{mark}")
+    }
 }
 
 /// A rendered and encoded chat prompt.
@@ -32,6 +52,8 @@ pub struct ChatPrompt {
     pub ids: Vec<u32>,
     /// The rendered text.
     pub text: String,
+    /// Position of each image's first row.
+    pub images: Vec<usize>,
 }
 
 /// What the template puts at the head of a prompt when no effort is named, and what thinking-off prompts leave out.
@@ -75,27 +97,56 @@ impl TextModel {
         if !request.thinking {
             text = thinking_off(&text);
         }
-        let ids = match guard {
-            Some(guard) => self.tokenizer.encode_guarded(&text, guard)?,
-            None => self.tokenizer.encode(&text)?,
+        let encode = |text: &str| match guard {
+            Some(guard) => self.tokenizer.encode_guarded(text, guard),
+            None => self.tokenizer.encode(text),
         };
-        Ok(ChatPrompt { ids, text: without(text) })
+        let Some(places) = request.places else {
+            return Ok(ChatPrompt { ids: encode(&text)?, text: without(text), images: Vec::new() });
+        };
+        let (mut ids, mut images) = (Vec::new(), Vec::new());
+        for (at, piece) in text.split(places.mark).enumerate() {
+            if at % 2 == 0 {
+                if !piece.is_empty() {
+                    ids.extend(encode(piece)?);
+                }
+                continue;
+            }
+            let (Ok(number), [begin, row, end]) = (piece.parse::<usize>(), places.ids) else { break };
+            if number != images.len() {
+                break;
+            }
+            ids.push(begin);
+            images.push(ids.len());
+            ids.extend(std::iter::repeat_n(row, places.tokens.get(number).copied().unwrap_or(0)));
+            ids.push(end);
+        }
+        if images.len() != places.tokens.len() {
+            return Err(TextError::Template("it left out or moved an image".into()));
+        }
+        Ok(ChatPrompt { ids, text: without(text.replace(places.mark, "")), images })
+    }
+
+    /// A private-use character that occurs in none of the documents and not in the template.
+    ///
+    /// # Errors
+    /// When all of them are used.
+    pub fn free_character<'a>(&self, documents: impl Iterator<Item = &'a Value>) -> Result<char, TextError> {
+        let mut used = HashSet::new();
+        let template = self.template.as_ref().map_or("", |t| t.source());
+        used.extend(template.chars().filter(|c| is_private(*c)));
+        for value in documents {
+            visit(value, &mut |text| used.extend(text.chars().filter(|c| is_private(*c))));
+        }
+        let free = private_characters().find(|c| !used.contains(c));
+        free.ok_or_else(|| {
+            TextError::Messages("the messages use every private-use character of Unicode".into())
+        })
     }
 
     /// Guards every string of the request and returns the guard.
     fn guard_variables(&self, variables: &mut Map<String, Value>) -> Result<char, TextError> {
-        let mut used = HashSet::new();
-        let template = self.template.as_ref().map_or("", |t| t.source());
-        used.extend(template.chars().filter(|c| is_private(*c)));
-        for value in variables.values() {
-            visit(value, &mut |text| used.extend(text.chars().filter(|c| is_private(*c))));
-        }
-        let mut free = private_characters().filter(|c| !used.contains(c));
-        let Some(guard) = free.next() else {
-            return Err(TextError::Messages(
-                "the messages use every private-use character of Unicode".into(),
-            ));
-        };
+        let guard = self.free_character(variables.values())?;
         let names: Vec<String> = variables.keys().cloned().collect();
         for name in names {
             if let Some(value) = variables.get_mut(&name) {
@@ -310,6 +361,7 @@ mod tests {
             messages: body["messages"].as_array().cloned().unwrap_or_default(),
             tools: body["tools"].as_array().cloned().unwrap_or_default(),
             variables: body["variables"].as_object().cloned().unwrap_or_default(),
+            places: None,
             thinking: body["thinking"].as_bool().unwrap_or(true),
         }
     }

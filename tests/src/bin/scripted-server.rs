@@ -19,14 +19,14 @@ const CALLS: [(&str, &str, &str); 5] = [
     ("\"shell_command\"", "shell_command", "command"),
     ("\"Bash\"", "Bash", "command"),
     ("\"bash\"", "bash", "command"),
-    ("\"weather\"", "weather", "city"),
+    ("\"get_weather\"", "get_weather", "city"),
 ];
 
 fn reply(prompt: &str) -> String {
     let offered = CALLS.iter().find(|(mark, ..)| prompt.contains(mark));
     match offered {
         Some((_, name, key)) if !prompt.contains("<tool_response>") => {
-            let value = if *name == "weather" { "Paris" } else { EDIT };
+            let value = if *name == "get_weather" { "Paris" } else { EDIT };
             let more = if *name == "bash" || *name == "Bash" {
                 "<arg_key>description</arg_key><arg_value>Change one word</arg_value>"
             } else {

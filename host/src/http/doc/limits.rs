@@ -1,7 +1,7 @@
 //! The limits in words, for the documentation.
 
 /// Name and meaning of every key of the `[limits]` table, in its order.
-pub static LIMITS: [(&str, &str); 21] = [
+pub static LIMITS: [(&str, &str); 24] = [
     ("body_bytes", "Bytes of a request body. Over it: 413."),
     ("header_s", "Seconds for a request's headers; an idle connection is closed after it too."),
     ("header_bytes", "Bytes of a request's headers, at least 8,192. Over it: 431."),
@@ -27,6 +27,9 @@ pub static LIMITS: [(&str, &str); 21] = [
     ("messages", "Messages of a request."),
     ("logit_bias", "Keys of `logit_bias`."),
     ("prompt_bytes", "Bytes of text that a request may have tokenized."),
+    ("images", "Images of a request, its whole history counted."),
+    ("image_bytes", "Encoded bytes of one image."),
+    ("image_pixels", "Pixels of one image, read from its header before anything is decoded."),
     ("text_workers", "Requests whose text is prepared at once; the default is the number of cores."),
     ("text_s", "Seconds for rendering and tokenizing a request, waiting included. Over it: 503."),
 ];

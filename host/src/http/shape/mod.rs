@@ -91,6 +91,7 @@ pub struct Facts {
     return_ids: bool,
     policy: String,
     knobs: Map<String, Value>,
+    vision: Option<(usize, f64)>,
     ignored: Vec<&'static str>,
     /// Calls so far.
     pub calls: usize,
@@ -107,6 +108,7 @@ impl Facts {
             return_ids: job.return_ids,
             policy: job.policy.spec.clone(),
             knobs: job.knobs.clone(),
+            vision: job.vision,
             ignored: job.ignored.clone(),
             calls: 0,
         }
@@ -155,6 +157,9 @@ impl Facts {
         put("sha256", json!(digest(&ending.ids)));
         put("policy", json!(self.policy));
         put("tf_knobs", json!(self.knobs));
+        if let Some((encoded, seconds)) = self.vision {
+            put("vision", json!({"encoded": encoded, "vision_s": seconds}));
+        }
         if self.return_ids {
             put("token_ids", json!(ending.ids));
         }

@@ -1,0 +1,129 @@
+//! Images over HTTP, with a scripted engine and a tower that shows what it was given.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Cursor;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
+use plugfold::http::{HttpSettings, Limits};
+use plugfold::vision::{Tower, Vision};
+use plugfold_engine::image::{ImageConfig, Patches, Resampler};
+use plugfold_tests::http::{Aftercheck, TestServer, chat, settings};
+use serde_json::{Value, json};
+
+const IDS: [u32; 3] = [267, 268, 269];
+
+/// Rows of 8 numbers, each the mean of the picture.
+struct Mean;
+
+impl Tower for Mean {
+    fn rows(&self, patches: &Patches) -> Result<Vec<f32>, String> {
+        let (_, height, width) = patches.grid;
+        let mean = patches.values.iter().sum::<f32>() / patches.values.len() as f32;
+        Ok(vec![mean; height * width / 4 * 8])
+    }
+}
+
+fn server(limits: Limits) -> TestServer {
+    let config = ImageConfig {
+        patch: 14,
+        temporal_patch: 2,
+        merge: 2,
+        expand: 1,
+        min_tokens: 16,
+        max_tokens: 8000,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+        resampler: Resampler::Fast,
+    };
+    let vision = Vision::new(config, Box::new(Mean), IDS);
+    TestServer::seeing(HttpSettings { limits, ..settings() }, 1 << 16, 4, vision)
+}
+
+fn address(width: u32, height: u32, colour: u8) -> String {
+    let picture = DynamicImage::ImageRgb8(RgbImage::from_pixel(width, height, Rgb([colour; 3])));
+    let mut png = Cursor::new(Vec::new());
+    picture.write_to(&mut png, ImageFormat::Png).unwrap();
+    format!("data:image/png;base64,{}", BASE64_STANDARD.encode(png.into_inner()))
+}
+
+fn parts(parts: &[Value]) -> Value {
+    json!({"messages": [{"role": "user", "content": parts}]})
+}
+
+fn picture(address: &str) -> Value {
+    json!({"type": "image_url", "image_url": {"url": address}})
+}
+
+#[test]
+fn images_become_rows_at_their_places_in_every_dialect() {
+    let server = server(Limits::default());
+    let after = Aftercheck::begin(&server);
+    let (white, black) = (address(512, 512, 255), address(112, 112, 0));
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let body =
+        parts(&[text("one "), picture(&white), text(" two<|user|> "), picture(&black), text(" three")]);
+    let reply = server.post("/v1/chat/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let request = server.requests().last().unwrap().clone();
+    let runs: Vec<(usize, usize)> = request.attachments.iter().map(|a| (a.at, a.rows.len() / 8)).collect();
+    assert_eq!((runs[0].1, runs[1].1), (361, 16));
+    for ((at, rows), colour) in runs.iter().zip([1.0, -1.0]) {
+        assert_eq!((request.ids[at - 1], request.ids[at + rows]), (IDS[0], IDS[2]));
+        assert!(request.ids[*at..at + rows].iter().all(|id| *id == IDS[1]));
+        let attachment = request.attachments.iter().find(|a| a.at == *at).unwrap();
+        assert!(attachment.rows.iter().all(|v| (v - colour).abs() < 0.02));
+    }
+    assert_eq!(request.ids.iter().filter(|id| **id == IDS[1]).count(), 377);
+    let usage = reply.json()["usage"]["prompt_tokens"].clone();
+    assert_eq!(usage, request.ids.len());
+    assert_eq!(reply.json()["tensorfold"]["vision"]["encoded"], 2);
+    let counted = server.post("/tokenize", &body).json();
+    assert_eq!((&counted["count"], counted["tokens"].as_array().unwrap().len()), (&usage, request.ids.len()));
+
+    // The same pictures in the words of the other dialects.
+    let data = white.strip_prefix("data:image/png;base64,").unwrap();
+    let block =
+        json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
+    let messages = json!({"max_tokens": 5, "messages": [{"role": "user", "content": [block]}]});
+    assert_eq!(server.post("/v1/messages", &messages).status, 200);
+    let item = json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": white}]}]});
+    assert_eq!(server.post("/v1/responses", &item).status, 200);
+    for request in &server.requests()[server.requests().len() - 2..] {
+        assert_eq!(request.attachments[0].rows.len(), 361 * 8);
+    }
+    after.finish();
+}
+
+#[test]
+fn case_22_bad_images_are_refused_before_a_stream() {
+    let limits = Limits { images: 2, image_bytes: 100_000, image_pixels: 1 << 20, ..Limits::default() };
+    let server = server(limits);
+    let after = Aftercheck::begin(&server);
+    let small = address(64, 64, 9);
+    for (body, words) in [
+        (parts(&[picture(&address(1025, 1024, 3))]), "at most 1048576"),
+        (parts(&[picture("https://example.com/secret.png")]), "fetches no images"),
+        (parts(&[picture("data:image/png;base64,!!!")]), "not base64"),
+        (parts(&[picture("data:image/svg+xml,<svg/>")]), "not a PNG"),
+        (parts(&[picture(&small[..small.len() / 2 / 4 * 4])]), "messages[0].content[0]"),
+        (parts(&[picture(&format!("data:,{}", "x".repeat(100_001)))]), "limit is 100000"),
+        (parts(&[picture(&small), picture(&small), picture(&small)]), "2 images"),
+        (parts(&[json!({"type": "image_url"})]), "no URL"),
+        (parts(&[picture(&small), json!({"type": "text", "text": "<|image|>"})]), "<|image|>"),
+    ] {
+        for stream in [false, true] {
+            let mut body = body.clone();
+            body["stream"] = stream.into();
+            let reply = server.post("/v1/chat/completions", &body);
+            let error = &reply.json()["error"];
+            assert_eq!((reply.status, &error["param"]), (400, &json!("messages")), "{error}");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(words) && !message.contains("example.com"), "{message}");
+        }
+    }
+    // The same text without images is text.
+    assert_eq!(server.post("/v1/chat/completions", &chat("<|image|>", json!({}))).status, 200);
+    after.finish();
+}
