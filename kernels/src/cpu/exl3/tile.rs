@@ -56,9 +56,20 @@ pub(super) fn stage<const H: usize>(words: &[u32], staged: &mut Staged) {
         let before = words[(H * group + count - 1) % count];
         let word = |i: usize| if i == 0 { before } else { own[i - 1] };
         for q in 0..windows(H) {
+            let end = |i: usize| end_bit(H, 8 * i + (q + 1) * per_window - 1);
+            if H >= 14 {
+                // All lanes' words first, then all shifts at once: with 7 and 8 bits the compiler would do every lane's
+                // by itself.
+                let high = Lanes(core::array::from_fn(|i| word(end(i) / 32)));
+                let low = Lanes(core::array::from_fn(|i| word((end(i) / 32 + 1).min(H))));
+                let shifts: Lanes<u32> = Lanes(core::array::from_fn(|i| end(i) as u32 % 32));
+                staged[GROUPS * q + group] = Lanes(core::array::from_fn(|i| {
+                    high.0[i] << shifts.0[i] | low.0[i].unbounded_shr(32 - shifts.0[i])
+                }));
+                continue;
+            }
             staged[GROUPS * q + group] = Lanes(core::array::from_fn(|i| {
-                let end = end_bit(H, 8 * i + (q + 1) * per_window - 1);
-                let (first, shift) = (end / 32, end % 32);
+                let (first, shift) = (end(i) / 32, end(i) % 32);
                 if shift == 0 { word(first) } else { word(first) << shift | word(first + 1) >> (32 - shift) }
             }));
         }
