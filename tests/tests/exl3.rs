@@ -11,7 +11,7 @@ use std::path::Path;
 use half::f16;
 use plugfold_engine::checkpoint::Checkpoint;
 use plugfold_engine::service::{Sampling, Service};
-use plugfold_kernels::cpu::exl3::{Codebook, Layer, Planes, Rate, quantize};
+use plugfold_kernels::cpu::exl3::{Codebook, Embedding, Layer, Planes, Rate, quantize};
 use plugfold_tests::goldens::{tiny_dir, within};
 use plugfold_tests::model::{engine, ids, on_ranks, options, plain, reply, request};
 use safetensors::Dtype;
@@ -106,6 +106,18 @@ fn rows(layer: &Layer, outputs: std::ops::Range<usize>, inputs: usize) -> Vec<u8
 /// Codes the matrices that `pick` gives a codebook and a rate. With `fused`, the projections to q, k and v of linear
 /// attention are one layer, as converters write them.
 fn pair(fused: bool, pick: impl Fn(usize, &str) -> Option<(Codebook, f32)>) -> Pair {
+    let (coded, plain) = maps(fused, pick);
+    let pair = Pair { coded: tempfile::tempdir().unwrap(), plain: tempfile::tempdir().unwrap() };
+    write(pair.coded.path(), &coded, true);
+    write(pair.plain.path(), &plain, false);
+    pair
+}
+
+/// The tensors of both.
+fn maps(
+    fused: bool,
+    pick: impl Fn(usize, &str) -> Option<(Codebook, f32)>,
+) -> (BTreeMap<String, Tensor>, BTreeMap<String, Tensor>) {
     let source = Checkpoint::open(&tiny_dir()).unwrap();
     let (mut coded, mut plain) = (BTreeMap::new(), BTreeMap::new());
     let names: Vec<&str> = source.names().collect();
@@ -143,10 +155,7 @@ fn pair(fused: bool, pick: impl Fn(usize, &str) -> Option<(Codebook, f32)>) -> P
         plain
             .insert((*name).to_owned(), (Dtype::F32, vec![outputs, inputs], rows(&made, 0..outputs, inputs)));
     }
-    let pair = Pair { coded: tempfile::tempdir().unwrap(), plain: tempfile::tempdir().unwrap() };
-    write(pair.coded.path(), &coded, true);
-    write(pair.plain.path(), &plain, false);
-    pair
+    (coded, plain)
 }
 
 /// Another variant for every matrix: all rates and codebooks in one file.
@@ -233,6 +242,45 @@ fn a_row_has_its_bits_in_any_company() {
     for seed in [1, 2, 3, 4_u64] {
         assert_eq!(run(&[seed])[0], together[seed as usize - 1], "request {seed}");
     }
+}
+
+/// The row codec of embedding tables, in two shards: looked up row by row, with the bits of the decoded table.
+#[test]
+fn a_coded_embedding_gives_the_rows_that_it_decodes_to() {
+    let (mut coded, mut plain) = maps(false, |_, name| name.contains(".experts.").then_some((Codebook::Mcg, 3.0)));
+    let module = "model.language_model.embed_tokens";
+    coded.remove(&format!("{module}.weight"));
+    let mut next = numbers(1);
+    let sign = |bit: u64| f16::from_f32(if bit & 1 == 1 { -1.0 } else { 1.0 }).to_le_bytes();
+    let signs = (0..256).flat_map(|_| sign(next())).collect();
+    coded.insert(format!("{module}.signs"), (Dtype::F16, vec![1, 256], signs));
+    for (shard, rows) in [(0, 300), (1, 212)] {
+        // A ring: its scale, then 16 units a bit.
+        let ring = |_| {
+            let scale = f16::from_f32(0.02 + (next() % 100) as f32 / 1000.0).to_le_bytes();
+            scale.into_iter().chain((0..2 * 16 * 3).map(|_| next() as u8).collect::<Vec<u8>>()).collect::<Vec<u8>>()
+        };
+        let bytes = (0..rows).flat_map(ring).collect();
+        coded.insert(format!("{module}.shard_{shard}.trellis"), (Dtype::I16, vec![rows, 49], bytes));
+    }
+    let pair = Pair { coded: tempfile::tempdir().unwrap(), plain: tempfile::tempdir().unwrap() };
+    write(pair.coded.path(), &coded, true);
+    let table = Embedding::read(&Checkpoint::open(pair.coded.path()).unwrap(), module, 128).unwrap();
+    let mut row = [0.0; 128];
+    let rows = (0..512).flat_map(|r| {
+        table.decode_row(r, &mut row);
+        row.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>()
+    });
+    plain.insert(format!("{module}.weight"), (Dtype::F32, vec![512, 128], rows.collect()));
+    // The experts coded in both: the same arithmetic.
+    let experts = coded.iter().filter(|(name, _)| name.contains(".experts."));
+    plain.retain(|name, _| !name.contains(".experts."));
+    plain.extend(experts.map(|(name, tensor)| (name.clone(), tensor.clone())));
+    write(pair.plain.path(), &plain, true);
+    let bits = |dir: &Path| -> Vec<u32> {
+        logits(dir, 1, 64, &prompt()).iter().map(|v| v.to_bits()).collect()
+    };
+    assert!(bits(pair.coded.path()) == bits(pair.plain.path()));
 }
 
 #[test]

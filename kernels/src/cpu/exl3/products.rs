@@ -159,7 +159,7 @@ impl RateKernel for OneRow<'_> {
             let blocks = sums.as_chunks_mut::<BLOCK_TILES>().0.iter_mut();
             for (words, sums) in words.chunks_exact(BLOCK_TILES * 4 * H).zip(blocks) {
                 for (words, staged) in words.chunks_exact(4 * H).zip(&mut staged) {
-                    stage::<H>(words, staged);
+                    if H >= 14 { stage::<H, true>(words, staged) } else { stage::<H, false>(words, staged) }
                 }
                 for (staged, sums) in staged.iter().zip(sums) {
                     let mut s = *sums;
@@ -191,7 +191,8 @@ impl RateKernel for Decode<'_> {
     fn run<C: Code, const H: usize>(self) {
         let mut staged = [NO_WINDOWS; CHUNK];
         for (kt, staged) in staged.iter_mut().enumerate() {
-            stage::<H>(self.layer.tiles(self.first_k + kt, self.tile, 1), staged);
+            let words = self.layer.tiles(self.first_k + kt, self.tile, 1);
+            if H == 12 { stage::<H, false>(words, staged) } else { stage::<H, true>(words, staged) }
         }
         for (staged, values) in staged.iter().zip(self.values) {
             decode_all::<C, H>(staged, values);

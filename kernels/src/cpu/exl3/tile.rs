@@ -36,7 +36,7 @@ const fn windows(halves: usize) -> usize {
 
 /// Cuts the windows out of the words of a tile.
 #[inline(always)]
-pub(super) fn stage<const H: usize>(words: &[u32], staged: &mut Staged) {
+pub(super) fn stage<const H: usize, const TOGETHER: bool>(words: &[u32], staged: &mut Staged) {
     let count = 4 * H;
     let words = &words[..count];
     if H == 8 {
@@ -57,7 +57,7 @@ pub(super) fn stage<const H: usize>(words: &[u32], staged: &mut Staged) {
         let word = |i: usize| if i == 0 { before } else { own[i - 1] };
         for q in 0..windows(H) {
             let end = |i: usize| end_bit(H, 8 * i + (q + 1) * per_window - 1);
-            if H >= 14 {
+            if TOGETHER {
                 // All lanes' words first, then all shifts at once: with 7 and 8 bits the compiler would do every lane's
                 // by itself.
                 let high = Lanes(core::array::from_fn(|i| word(end(i) / 32)));
