@@ -1,7 +1,7 @@
 //! Shared helpers of the whole-system tests.
 
-pub mod drafting;
 pub mod catalogue;
+pub mod drafting;
 pub mod drafts;
 pub mod goldens;
 pub mod guess;

@@ -11,8 +11,7 @@ const PLUGINS: [&str; 6] = ["0001", "0003", "0020", "0050", "0070", "0090"];
 
 fn server() -> TestServer {
     let resolved = resolve(&PLUGINS, "", &[], &["0090.prefill_rows_max=512"]).unwrap();
-    let server =
-        TestServer::with(HttpSettings { knobs: Arc::new(resolved.table()), ..settings() }, 4096, 4);
+    let server = TestServer::with(HttpSettings { knobs: Arc::new(resolved.table()), ..settings() }, 4096, 4);
     server.scripts.set("hello", say("hi"));
     server
 }
@@ -32,7 +31,10 @@ fn wrong_knobs_are_refused_with_the_reason() {
         (json!({"calib": "real"}), "key \"calib\" is set when the server starts"),
         (json!({"prefill_rows_max": 64}), "key \"prefill_rows_max\" is set when the server starts"),
         (json!({"batch": 2}), "key \"batch\" is set when the server starts"),
-        (json!({"lokup": 1}), "has the unknown key \"lokup\"; did you mean \"lookup\"? valid are prefill_rows, lookup"),
+        (
+            json!({"lokup": 1}),
+            "has the unknown key \"lokup\"; did you mean \"lookup\"? valid are prefill_rows, lookup",
+        ),
         (json!({"GLM53_TF_LOOKUP": 1}), "has the unknown key \"GLM53_TF_LOOKUP\""),
         (json!({"lookup": 1, "0020.lookup": 0}), "0020.lookup"),
         (json!({"lookup_min": 65}), "key \"lookup_min\" is 65; it must be a whole number from 1 to 64"),
@@ -56,12 +58,16 @@ fn wrong_knobs_are_refused_with_the_reason() {
 #[test]
 fn what_ran_is_in_the_reply() {
     let server = server();
-    let shown = |knobs: Value| server.chat("hello", json!({"tf_knobs": knobs})).json()["tensorfold"]["tf_knobs"].clone();
-    let defaults = json!({"prefill_rows": 64, "lookup": 1, "lookup_min": 4, "longctx_graphs": 1, "calib_online": 0});
+    let shown = |knobs: Value| {
+        server.chat("hello", json!({"tf_knobs": knobs})).json()["tensorfold"]["tf_knobs"].clone()
+    };
+    let defaults =
+        json!({"prefill_rows": 64, "lookup": 1, "lookup_min": 4, "longctx_graphs": 1, "calib_online": 0});
     assert_eq!(shown(Value::Null), defaults);
     assert_eq!(shown(json!({})), defaults);
     let asked = json!({"prefill_rows": 512, "lookup": false, "lookup_min": 64, "longctx_graphs": 0, "calib_online": true});
-    let echoed = json!({"prefill_rows": 512, "lookup": 0, "lookup_min": 64, "longctx_graphs": 0, "calib_online": 1});
+    let echoed =
+        json!({"prefill_rows": 512, "lookup": 0, "lookup_min": 64, "longctx_graphs": 0, "calib_online": 1});
     assert_eq!(shown(asked), echoed);
 }
 
@@ -92,5 +98,8 @@ fn what_an_imported_profile_cannot_have_is_said() {
     assert_eq!(resolved.get("0020", "lookup").unwrap().value, plugfold_abi::KnobValue::Bool(false));
     // Written by hand it is a mistake.
     let error = resolve(&PLUGINS, "[knobs.0240]\nbits = 4\n", &[], &[]).unwrap_err().to_string();
-    assert!(error.contains("add \"0240-b12x-prefill\" to `plugins` in the profile, or remove the setting"), "{error}");
+    assert!(
+        error.contains("add \"0240-b12x-prefill\" to `plugins` in the profile, or remove the setting"),
+        "{error}"
+    );
 }

@@ -247,7 +247,8 @@ fn a_row_has_its_bits_in_any_company() {
 /// The row codec of embedding tables, in two shards: looked up row by row, with the bits of the decoded table.
 #[test]
 fn a_coded_embedding_gives_the_rows_that_it_decodes_to() {
-    let (mut coded, mut plain) = maps(false, |_, name| name.contains(".experts.").then_some((Codebook::Mcg, 3.0)));
+    let (mut coded, mut plain) =
+        maps(false, |_, name| name.contains(".experts.").then_some((Codebook::Mcg, 3.0)));
     let module = "model.language_model.embed_tokens";
     coded.remove(&format!("{module}.weight"));
     let mut next = numbers(1);
@@ -258,7 +259,10 @@ fn a_coded_embedding_gives_the_rows_that_it_decodes_to() {
         // A ring: its scale, then 16 units a bit.
         let ring = |_| {
             let scale = f16::from_f32(0.02 + (next() % 100) as f32 / 1000.0).to_le_bytes();
-            scale.into_iter().chain((0..2 * 16 * 3).map(|_| next() as u8).collect::<Vec<u8>>()).collect::<Vec<u8>>()
+            scale
+                .into_iter()
+                .chain((0..2 * 16 * 3).map(|_| next() as u8).collect::<Vec<u8>>())
+                .collect::<Vec<u8>>()
         };
         let bytes = (0..rows).flat_map(ring).collect();
         coded.insert(format!("{module}.shard_{shard}.trellis"), (Dtype::I16, vec![rows, 49], bytes));
@@ -277,9 +281,8 @@ fn a_coded_embedding_gives_the_rows_that_it_decodes_to() {
     plain.retain(|name, _| !name.contains(".experts."));
     plain.extend(experts.map(|(name, tensor)| (name.clone(), tensor.clone())));
     write(pair.plain.path(), &plain, true);
-    let bits = |dir: &Path| -> Vec<u32> {
-        logits(dir, 1, 64, &prompt()).iter().map(|v| v.to_bits()).collect()
-    };
+    let bits =
+        |dir: &Path| -> Vec<u32> { logits(dir, 1, 64, &prompt()).iter().map(|v| v.to_bits()).collect() };
     assert!(bits(pair.coded.path()) == bits(pair.plain.path()));
 }
 

@@ -61,7 +61,9 @@ fn with_all_of_their_plugins() {
     let report = resolved.report.join("\n");
     assert!(report.lines().all(|line| line.contains("this program has no such settings")), "{report}");
     let lists = |name: &str| import.plugins.iter().any(|label| label.starts_with(name));
-    for off in ["0005", "0030", "0040", "0083", "0092", "0130", "0260", "0400", "0450", "0470", "base-scripted"] {
+    for off in
+        ["0005", "0030", "0040", "0083", "0092", "0130", "0260", "0400", "0450", "0470", "base-scripted"]
+    {
         assert!(!lists(off), "{off} is switched on");
     }
     for on in ["0002", "0004", "0170", "0360", "0610", "0690", "base-dflash2", "base-mtp"] {
@@ -72,19 +74,26 @@ fn with_all_of_their_plugins() {
 #[test]
 fn the_others_switch_on_less() {
     let count = |name: &str| load(name, &|_| true).0.plugins;
-    let (prod, single, batch, minimal) = (count("prod"), count("prod-single"), count("prod-batch"), count("minimal"));
+    let (prod, single, batch, minimal) =
+        (count("prod"), count("prod-single"), count("prod-batch"), count("minimal"));
     assert!(prod.len() > batch.len() && batch.len() > single.len() && single.len() > minimal.len());
     let has = |list: &[String], name: &str| list.iter().any(|label| label.starts_with(name));
     assert!(has(&batch, "0120") && has(&batch, "0180") && !has(&batch, "0290") && !has(&batch, "0610"));
     assert!(!has(&single, "0120") && has(&single, "0110") && has(&single, "0060"));
-    assert!(!has(&minimal, "0060") && !has(&minimal, "0080") && !has(&minimal, "0085") && has(&minimal, "0020"));
+    assert!(
+        !has(&minimal, "0060") && !has(&minimal, "0080") && !has(&minimal, "0085") && has(&minimal, "0020")
+    );
 }
 
 #[test]
 fn with_few_or_no_plugins_the_rest_is_said() {
     for (name, _) in FILES {
         let (import, resolved) = load(name, &|id| ["0003", "0020", "0090"].contains(&id));
-        assert_eq!(import.plugins, ["0003-prefill-rows", "0020-suffix-drafter", "0090-request-knobs"], "{name}");
+        assert_eq!(
+            import.plugins,
+            ["0003-prefill-rows", "0020-suffix-drafter", "0090-request-knobs"],
+            "{name}"
+        );
         assert!(import.text.contains("#   0001-exl3-nonexpert-q4"), "{}", import.text);
         let report = resolved.report.join("\n");
         assert!(report.contains("plugin 0001-exl3-nonexpert-q4 is not loaded: nonexpert"), "{report}");

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::value::Default;
 use crate::{
-    Bits, Effect, Expr, Fold, KnobSchema, KnobType, LIMITS, Manifest, ManifestError, POINTS, Phase, Scope, did_you_mean,
+    Bits, Effect, Expr, Fold, KnobSchema, KnobType, LIMITS, Manifest, ManifestError, POINTS, Phase, Scope,
+    did_you_mean,
 };
 
 /// Owners of knobs that are no plugins.
@@ -88,7 +89,8 @@ fn relations(manifest: &Manifest, found: &mut Vec<String>) {
             if *id == manifest.id {
                 found.push(format!("{list} names the plugin itself"));
             } else if !is_id(id) {
-                found.push(format!("{list} names `{id}`: write the id of a plugin, four digits or base-NAME"));
+                found
+                    .push(format!("{list} names `{id}`: write the id of a plugin, four digits or base-NAME"));
             }
         }
         once(list, ids.iter().map(String::as_str), found);
@@ -335,11 +337,15 @@ pub(crate) fn knob_problems(knob: &KnobSchema) -> Vec<String> {
         say("`request_on` and `request_off` come together");
     }
     if per_request && knob.effect() == Effect::Bits && knob.fold() != Fold::Split {
-        say("it changes bits per request (an undeclared effect means bits): unequal rows must never share a call, so its \
-             fold is split");
+        say(
+            "it changes bits per request (an undeclared effect means bits): unequal rows must never share a call, so its \
+             fold is split",
+        );
     }
-    let switch = matches!(knob.fold, Some(Fold::All | Fold::Any)) && !matches!(type_, KnobType::Bool | KnobType::Int);
-    let order = matches!(knob.fold, Some(Fold::Min | Fold::Max)) && !matches!(type_, KnobType::Int | KnobType::Float);
+    let switch =
+        matches!(knob.fold, Some(Fold::All | Fold::Any)) && !matches!(type_, KnobType::Bool | KnobType::Int);
+    let order =
+        matches!(knob.fold, Some(Fold::Min | Fold::Max)) && !matches!(type_, KnobType::Int | KnobType::Float);
     if switch || order {
         say("its fold does not fit its type (all, any: bool; min, max: numbers)");
     }

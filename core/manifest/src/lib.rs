@@ -28,8 +28,8 @@ pub use loaded::{Loaded, OwnedKnob, env_name};
 pub use manifest::Manifest;
 pub use nearest::{did_you_mean, nearest};
 pub use parts::{
-    BodyField, ByName, Claim, Cover, Definition, Family, Field, Header, LayoutEdit, Named, Offer, Part, Pass, Policy,
-    Raise, Want,
+    BodyField, ByName, Claim, Cover, Definition, Family, Field, Header, LayoutEdit, Named, Offer, Part, Pass,
+    Policy, Raise, Want,
 };
 pub use points::{Kind, LIMITS, POINTS, Point};
 pub use range::Range;

@@ -108,7 +108,8 @@ fn extend(
         if !absent || by.requires.iter().any(|id| id == owner) {
             let paths: Vec<String> = knobs.iter().map(OwnedKnob::path).collect();
             let mend = did_you_mean(name, paths.iter().map(String::as_str));
-            problems.push(format!("{} extends knob `{name}`, which no loaded plugin owns; {mend}", by.label()));
+            problems
+                .push(format!("{} extends knob `{name}`, which no loaded plugin owns; {mend}", by.label()));
         }
         return;
     };
@@ -127,7 +128,9 @@ fn extend(
             schema.choices.push(choice.clone());
         }
     }
-    for word in extension.words.iter().filter(|word| !schema.words.contains(word)).cloned().collect::<Vec<_>>() {
+    for word in
+        extension.words.iter().filter(|word| !schema.words.contains(word)).cloned().collect::<Vec<_>>()
+    {
         schema.words.push(word);
     }
     if let Some(range) = &extension.range {
@@ -180,7 +183,9 @@ impl Once<'_> {
     fn take(&mut self, what: &str, name: &str, owner: &str) {
         let key = format!("{what} `{name}`");
         match self.first.get(&key) {
-            Some(other) => self.problems.push(format!("{other} and {owner} both bring {key}: load one of them")),
+            Some(other) => {
+                self.problems.push(format!("{other} and {owner} both bring {key}: load one of them"))
+            }
             None => {
                 self.first.insert(key, owner.to_owned());
             }
@@ -218,7 +223,10 @@ fn knob_names(knobs: &[OwnedKnob], problems: &mut Vec<String>) {
         let env = knob.env().into_iter().map(|name| format!("the environment name `{name}`"));
         for name in env.chain(request) {
             if let Some(other) = first.get(&name) {
-                problems.push(format!("knobs `{other}` and `{}` both have {name}: load one of them", knob.path()));
+                problems.push(format!(
+                    "knobs `{other}` and `{}` both have {name}: load one of them",
+                    knob.path()
+                ));
             } else {
                 first.insert(name, knob.path());
             }

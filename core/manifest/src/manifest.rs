@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bits, BodyField, ByName, Claim, Class, Cover, Definition, Effect, Family, Field, Header, KnobExtension, KnobSchema,
-    LayoutEdit, ManifestError, Named, Offer, Part, Pass, Phase, Policy, Raise, Want,
+    Bits, BodyField, ByName, Claim, Class, Cover, Definition, Effect, Family, Field, Header, KnobExtension,
+    KnobSchema, LayoutEdit, ManifestError, Named, Offer, Part, Pass, Phase, Policy, Raise, Want,
 };
 
 /// Points that decide what a device does, or in which portions.

@@ -8,7 +8,8 @@ const SHORT_LIST: usize = 24;
 /// The name most like the given one, if any is like it.
 pub fn nearest<'n>(given: &str, valid: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let given = given.to_ascii_lowercase();
-    let alike = valid.into_iter().map(|name| (strsim::jaro_winkler(&given, &name.to_ascii_lowercase()), name));
+    let alike =
+        valid.into_iter().map(|name| (strsim::jaro_winkler(&given, &name.to_ascii_lowercase()), name));
     alike.filter(|(alike, _)| *alike > ALIKE).max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
 }
 

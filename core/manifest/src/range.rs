@@ -35,7 +35,8 @@ impl Range {
         if text.contains(';') {
             let tuple = |part: &str| part.split(',').map(|n| n.trim().parse::<i64>()).collect();
             let tuples: Result<Vec<Vec<i64>>, _> = text.split(';').map(tuple).collect();
-            let tuples = tuples.map_err(|_| format!("`{text}`: between `;` stand tuples of whole numbers"))?;
+            let tuples =
+                tuples.map_err(|_| format!("`{text}`: between `;` stand tuples of whole numbers"))?;
             return Ok(Self(Inner::Tuples(tuples)));
         }
         let mut cursor = Cursor::new(text)?;
@@ -156,8 +157,11 @@ impl Set {
                     (low, high) => {
                         let low = low.as_ref().map(|e| (if *above { "above" } else { "at least" }, e));
                         let high = high.as_ref().map(|e| (if *below { "below" } else { "at most" }, e));
-                        let both: Vec<String> =
-                            low.into_iter().chain(high).map(|(word, e)| format!("{word} {}", number(e))).collect();
+                        let both: Vec<String> = low
+                            .into_iter()
+                            .chain(high)
+                            .map(|(word, e)| format!("{word} {}", number(e)))
+                            .collect();
                         if both.is_empty() { "any".to_owned() } else { both.join(" and ") }
                     }
                 }

@@ -212,7 +212,8 @@ impl KnobSchema {
             return Ok(());
         }
         let in_range = self.range.as_ref().is_none_or(|range| range.holds(&numbers, names));
-        let stepped = self.step.is_none_or(|step| numbers.iter().all(|n| (*n as i64) % step.max(1) as i64 == 0));
+        let stepped =
+            self.step.is_none_or(|step| numbers.iter().all(|n| (*n as i64) % step.max(1) as i64 == 0));
         let power = |n: &f64| *n == 0.0 || (*n > 0.0 && (*n as u64).is_power_of_two());
         let ruled = self.rule.as_deref() != Some("power of two") || numbers.iter().all(power);
         if in_range && stepped && ruled {

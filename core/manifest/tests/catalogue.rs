@@ -43,8 +43,13 @@ fn all_of_them_together_share_no_name() {
     let loaded = Loaded::new(manifests()).unwrap_or_else(|error| panic!("{}", error.problems.join("\n")));
     assert!(loaded.knobs().len() > 250);
     let choices = &loaded.find("0080", "fast_experts").unwrap().schema.choices;
-    assert!(["v1", "fast2", "fat", "once", "auto", "tc", "fat2"].iter().all(|c| choices.iter().any(|x| x == c)));
-    assert_eq!(loaded.find("0080", "fast_prefill").unwrap().schema.request_key.as_deref(), Some("fast_prefill"));
+    assert!(
+        ["v1", "fast2", "fat", "once", "auto", "tc", "fat2"].iter().all(|c| choices.iter().any(|x| x == c))
+    );
+    assert_eq!(
+        loaded.find("0080", "fast_prefill").unwrap().schema.request_key.as_deref(),
+        Some("fast_prefill")
+    );
 }
 
 #[test]

@@ -38,9 +38,16 @@ bits = "of(ref)"
 #[test]
 fn a_good_manifest() {
     let manifest = Manifest::parse(GOOD, "plugin.toml").unwrap();
-    assert_eq!((manifest.label().as_str(), manifest.library().as_str()), ("0003-prefill-rows", "plugfold_0003_prefill_rows"));
+    assert_eq!(
+        (manifest.label().as_str(), manifest.library().as_str()),
+        ("0003-prefill-rows", "plugfold_0003_prefill_rows")
+    );
     assert_eq!(manifest.class(), Class::SameBits);
-    assert!(manifest.is_called("0003") && manifest.is_called("0003-prefill-rows") && !manifest.is_called("prefill-rows"));
+    assert!(
+        manifest.is_called("0003")
+            && manifest.is_called("0003-prefill-rows")
+            && !manifest.is_called("prefill-rows")
+    );
     assert_eq!(env_name("base-mtp", "chain"), "PLUGFOLD_BASE_MTP_CHAIN");
     assert_eq!(Manifest::parse(&manifest.print().unwrap(), "again").unwrap(), manifest);
 }
@@ -54,19 +61,31 @@ fn mistakes_name_place_field_and_mend() {
         ("bits = \"of(ref)\"", "bits = \"ref\"", "bits `ref`: write own(name) or of(name)"),
         ("scope = \"both\"", "scope = \"bath\"", "`bath` is no scope; did you mean `both`?"),
         ("scope = \"both\"\n", "", "missing field `scope`"),
-        ("id = \"0003\"", "id = \"3\"", "plugin.toml (3-prefill-rows): id `3`: write four digits, or base-NAME"),
+        (
+            "id = \"0003\"",
+            "id = \"3\"",
+            "plugin.toml (3-prefill-rows): id `3`: write four digits, or base-NAME",
+        ),
         ("name = \"prefill-rows\"", "name = \"Prefill\"", "name `Prefill`"),
         ("version = \"1.0.0\"", "version = \"1.0\"", "version `1.0`: write three numbers"),
         ("\"plan.spans\"", "\"plan.span\"", "`plan.span` is no hook point; did you mean `plan.spans`?"),
         ("limit = \"prefill_rows\"", "limit = \"prefil_rows\"", "did you mean `prefill_rows`?"),
         ("knob = \"prefill_rows\"", "knob = \"rows\"", "by knob `rows`, which is not declared"),
         ("phases = [\"W\", \"P\"]", "phases = []", "the claim on `moe.up` names no phase"),
-        ("1..prefill_rows_max", "1..window_row", "`window_row` is no limit and no knob of this plugin; did you mean `window_rows`?"),
+        (
+            "1..prefill_rows_max",
+            "1..window_row",
+            "`window_row` is no limit and no knob of this plugin; did you mean `window_rows`?",
+        ),
         ("1..prefill_rows_max", "1...4", "where a number or a name was expected"),
         ("default = \"64\"", "default = \"0\"", "its default is 0; it must be a whole number from 1"),
         ("default = \"64\"\n", "", "it needs a `default`, or `unset`"),
         ("fold = \"split\"\n", "", "per request it needs `fold` and `request_key`"),
-        ("fold = \"split\"\n", "fold = \"all\"\nload_only = \"x\"\n", "`load_only` says why a request cannot set it"),
+        (
+            "fold = \"split\"\n",
+            "fold = \"all\"\nload_only = \"x\"\n",
+            "`load_only` says why a request cannot set it",
+        ),
         ("effect = \"schedule\"\n", "", "and its claim on `moe.up` holds outside prefill"),
         ("effect = \"schedule\"\n", "effect = \"bits\"\n", "a request may change bits in prefill only"),
         ("scope = \"both\"", "scope = \"load\"", "it is load only, but says how requests set it"),
@@ -75,13 +94,19 @@ fn mistakes_name_place_field_and_mend() {
     ];
     let own = GOOD.replace("bits = \"of(ref)\"", "bits = \"own(x)\"");
     for (from, to, expected) in faults {
-        let text = if expected.contains("prefill only") || expected.contains("outside prefill") { own.as_str() } else { GOOD };
+        let text = if expected.contains("prefill only") || expected.contains("outside prefill") {
+            own.as_str()
+        } else {
+            GOOD
+        };
         assert!(text.contains(from), "{from}");
         let error = Manifest::parse(&text.replacen(from, to, 1), "plugin.toml").unwrap_err().to_string();
         assert!(error.contains(expected), "{from:?} -> {to:?}: expected {expected:?}, was told {error:?}");
     }
     // A claim that stands behind another knob is not the request's to change.
-    let behind = own.replace("bits = \"own(x)\"", "bits = \"own(x)\"\nknob = \"on\"").replace("effect = \"schedule\"\n", "");
+    let behind = own
+        .replace("bits = \"own(x)\"", "bits = \"own(x)\"\nknob = \"on\"")
+        .replace("effect = \"schedule\"\n", "");
     let other = "\n[[knob]]\nkey = \"on\"\ntype = \"bool\"\ndefault = \"0\"\nscope = \"load\"\n";
     let manifest = Manifest::parse(&format!("{behind}{other}"), "plugin.toml").unwrap();
     assert_eq!(manifest.class(), Class::NewArithmetic);
@@ -108,7 +133,9 @@ fn values_of_every_type() {
          words = [\"all\", \"off\", \"1\"]\ndefault = \"off\"",
     );
     let ints = knob("type = \"ints\"\nrange = \"1..8\"\nwords = [\"off\"]\ndefault = \"off\"");
-    let tuple = knob("type = \"tuple\"\nplaces = [\"m\", \"n\", \"k?\"]\nrange = \"1..4,2/4,0..\"\ndefault = \"1,2\"");
+    let tuple = knob(
+        "type = \"tuple\"\nplaces = [\"m\", \"n\", \"k?\"]\nrange = \"1..4,2/4,0..\"\ndefault = \"1,2\"",
+    );
     let path = knob("type = \"path\"\nunset = \"none\"");
     for (schema, raw, value) in [
         (&bool, plain("yes"), Some(KnobValue::Bool(true))),
@@ -212,18 +239,26 @@ fn knobs_are_extended_by_name() {
     };
     let loaded = by("knob = \"0003.prefill_rows\"\nwords = [\"auto\"]").unwrap();
     let knob = loaded.find("0003", "prefill_rows").unwrap();
-    assert_eq!((knob.schema.words.as_slice(), knob.extended_by.as_slice()), (&["auto".to_owned()][..], &["0085".to_owned()][..]));
+    assert_eq!(
+        (knob.schema.words.as_slice(), knob.extended_by.as_slice()),
+        (&["auto".to_owned()][..], &["0085".to_owned()][..])
+    );
     let error = by("knob = \"0003.prefil_rows\"").unwrap_err().to_string();
     assert!(error.contains("which no loaded plugin owns; did you mean `0003.prefill_rows`?"), "{error}");
     let error = by("knob = \"0003.prefill_rows\"\nrange = \"100..\"").unwrap_err().to_string();
-    assert!(error.contains("its extension of knob `0003.prefill_rows` is wrong: its default is 64"), "{error}");
+    assert!(
+        error.contains("its extension of knob `0003.prefill_rows` is wrong: its default is 64"),
+        "{error}"
+    );
     by("knob = \"0009.gone\"\nwords = [\"auto\"]").unwrap();
 }
 
 fn expr() -> impl Strategy<Value = Expr> {
     let leaf = prop_oneof![
         (0u32..5000).prop_map(|n| Expr::Number(f64::from(n))),
-        "[a-z][a-z_]{0,8}".prop_filter("words of the grammar", |w| !["or", "min", "max"].contains(&w.as_str())).prop_map(Expr::Name),
+        "[a-z][a-z_]{0,8}"
+            .prop_filter("words of the grammar", |w| !["or", "min", "max"].contains(&w.as_str()))
+            .prop_map(Expr::Name),
         Just(Expr::Name("0003.prefill_rows".into())),
     ];
     leaf.prop_recursive(3, 16, 3, |inner| {

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ApiError;
 use super::keys::Keys;
-use crate::knobs::KnobTable;
 use super::limits::{Limits, seconds};
 use super::metrics::Metrics;
+use crate::knobs::KnobTable;
 use crate::text::TextModel;
 use crate::vision::Vision;
 

@@ -22,7 +22,8 @@ struct File {
 /// # Errors
 /// None, while `assets/settings.toml` is right (a test holds that).
 pub fn manifests() -> Result<Vec<Manifest>, ConfigError> {
-    let wrong = |error: &dyn std::fmt::Display| ConfigError::Wrong(format!("the program's own settings: {error}"));
+    let wrong =
+        |error: &dyn std::fmt::Display| ConfigError::Wrong(format!("the program's own settings: {error}"));
     let file: File = toml::from_str(include_str!("../../assets/settings.toml")).map_err(|e| wrong(&e))?;
     let mut owners = file.owner;
     for owner in &mut owners {

@@ -51,7 +51,8 @@ pub fn catalogue() -> &'static Catalogue {
 impl Catalogue {
     /// `owner`, `key` of an environment name: an alias, or the name made from owner and key.
     pub fn by_env(&self, name: &str) -> Option<(String, String)> {
-        let split = |path: &String| path.split_once('.').map(|(owner, key)| (owner.to_owned(), key.to_owned()));
+        let split =
+            |path: &String| path.split_once('.').map(|(owner, key)| (owner.to_owned(), key.to_owned()));
         if let Some(path) = self.aliases.get(name) {
             return split(path);
         }
@@ -102,7 +103,10 @@ mod tests {
         assert_eq!(read.by_env("NCCL_IB_HCA"), path("base-nccl", "ib_hca"));
         assert_eq!(read.by_env("GLM53_TF_LOOKUPS"), None);
         assert_eq!(read.by_request("b12x"), Some(("0240", "bits")));
-        assert_eq!((read.owner("0003-prefill-rows"), read.owner("base-mtp")), (Some("0003"), Some("base-mtp")));
+        assert_eq!(
+            (read.owner("0003-prefill-rows"), read.owner("base-mtp")),
+            (Some("0003"), Some("base-mtp"))
+        );
         assert_eq!(read.label("0003"), "0003-prefill-rows");
     }
 }

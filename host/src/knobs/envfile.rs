@@ -29,7 +29,10 @@ impl EnvFile {
     pub fn parse(text: &str) -> Result<Self, EnvFileError> {
         let mut file = Self::default();
         if text.len() > LONGEST {
-            return Err(EnvFileError { line: 1, problem: format!("the file is larger than {LONGEST} bytes") });
+            return Err(EnvFileError {
+                line: 1,
+                problem: format!("the file is larger than {LONGEST} bytes"),
+            });
         }
         for (index, line) in text.lines().enumerate() {
             let number = index + 1;
@@ -73,7 +76,9 @@ fn unquote(text: &str) -> Result<String, String> {
             (Some(q), c) if c == q => quote = None,
             (None, '\'' | '"') => quote = Some(c),
             (None | Some('"'), '$' | '`') => {
-                return Err(format!("`{c}` is not expanded here: write the value itself, or quote it with '"));
+                return Err(format!(
+                    "`{c}` is not expanded here: write the value itself, or quote it with '"
+                ));
             }
             (None | Some('"'), '\\') => match chars.next() {
                 Some(next) => out.push(next),
@@ -85,7 +90,10 @@ fn unquote(text: &str) -> Result<String, String> {
                 if rest.is_empty() || rest.starts_with('#') {
                     return Ok(out);
                 }
-                return Err(format!("`{}` stands behind the value: put quotes around all of it", short(rest)));
+                return Err(format!(
+                    "`{}` stands behind the value: put quotes around all of it",
+                    short(rest)
+                ));
             }
             (None, ';' | '&' | '|' | '<' | '>' | '(' | ')') => {
                 return Err(format!("`{c}` means something to a shell: put quotes around the value"));
@@ -109,7 +117,10 @@ mod tests {
         let text = "# note\n\nA=1\nexport B='a $b'\nC=\"4096 16384\" # lengths\nD=\nE=a\\ b'c'\"d\"\nA=2\n";
         let file = EnvFile::parse(text).unwrap();
         let pairs: Vec<_> = file.values.iter().map(|(n, v, l)| (n.as_str(), v.as_str(), *l)).collect();
-        assert_eq!(pairs, [("B", "a $b", 4), ("C", "4096 16384", 5), ("D", "", 6), ("E", "a bcd", 7), ("A", "2", 8)]);
+        assert_eq!(
+            pairs,
+            [("B", "a $b", 4), ("C", "4096 16384", 5), ("D", "", 6), ("E", "a bcd", 7), ("A", "2", 8)]
+        );
         assert_eq!((file.get("A"), file.get("D"), file.get("Z")), (Some("2"), None, None));
     }
 

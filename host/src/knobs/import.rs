@@ -7,11 +7,11 @@ use std::path::Path;
 use plugfold_abi::KnobValue;
 use plugfold_manifest::{Loaded, Raw, did_you_mean};
 
+use super::EnvFile;
 use super::builtin::{SETTINGS_OWNERS, manifests};
 use super::catalogue::{Catalogue, Known, catalogue};
 use super::profile::Profile;
 use super::sources::{Given, Origin, Target};
-use super::EnvFile;
 use crate::config::ConfigError;
 
 /// Values that mean "not used".
@@ -85,7 +85,11 @@ fn owner_of(name: &str, own: &Loaded, here: &dyn Fn(&str) -> bool) -> Option<(St
     built_in.map(|knob| (knob.owner.clone(), knob.schema.key.clone())).or(catalogued)
 }
 
-fn said<'f>(file: &'f EnvFile, own: &Loaded, here: &dyn Fn(&str) -> bool) -> Result<Vec<Said<'f>>, Vec<String>> {
+fn said<'f>(
+    file: &'f EnvFile,
+    own: &Loaded,
+    here: &dyn Fn(&str) -> bool,
+) -> Result<Vec<Said<'f>>, Vec<String>> {
     let mut said = Vec::new();
     let mut problems = Vec::new();
     for (name, value, line) in &file.values {
@@ -153,7 +157,8 @@ fn switched_on<'c>(catalogue: &'c Catalogue, said: &[Said<'_>]) -> Vec<&'c str> 
     // What builds on something that is off is off as well.
     loop {
         let needs = |id: &&&str| {
-            let requires = catalogue.owners.get(**id).map(|known| known.requires.as_slice()).unwrap_or_default();
+            let requires =
+                catalogue.owners.get(**id).map(|known| known.requires.as_slice()).unwrap_or_default();
             requires.iter().any(|other| !on.contains(other.as_str()))
         };
         let Some(off) = on.iter().find(needs).copied() else { break };
@@ -187,7 +192,8 @@ fn print(
     missing: &[String],
 ) -> Result<String, Vec<String>> {
     let mut problems = Vec::new();
-    let mut text = format!("# Written by `plugfold config import` from {}.\n\n", name.replace(['\n', '\r'], " "));
+    let mut text =
+        format!("# Written by `plugfold config import` from {}.\n\n", name.replace(['\n', '\r'], " "));
     if !missing.is_empty() {
         text += "# Switched on there, but not to be found here (add them to the list once they are):\n";
         for label in missing {
@@ -199,7 +205,9 @@ fn print(
         let _ = writeln!(text, "  {},", quoted(label));
     }
     text += "]\n\n";
-    for one in said.iter().filter(|one| SETTINGS_OWNERS.contains(&one.owner.as_str()) && !one.value.is_empty()) {
+    for one in
+        said.iter().filter(|one| SETTINGS_OWNERS.contains(&one.owner.as_str()) && !one.value.is_empty())
+    {
         let Some(knob) = own.find(&one.owner, &one.key) else { continue };
         match knob.schema.parse(&Raw::Plain(one.value.to_owned())) {
             Ok(value) => {

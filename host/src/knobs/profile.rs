@@ -144,7 +144,11 @@ fn raw(value: &Value, plain: bool) -> Raw {
                 Value::Integer(number) => Some(number.to_string()),
                 _ => None,
             };
-            items.iter().map(item).collect::<Option<_>>().map_or(Raw::Other("a list of lists or tables"), Raw::List)
+            items
+                .iter()
+                .map(item)
+                .collect::<Option<_>>()
+                .map_or(Raw::Other("a list of lists or tables"), Raw::List)
         }
         Value::Table(_) => Raw::Other("a table"),
         Value::Datetime(_) => Raw::Other("a date"),

@@ -80,9 +80,9 @@ impl Resolved {
         let values = defaults(&loaded, values)?;
         let numbers = Numbers::new(&loaded, &|index| Some(values[index].value.clone()));
         for (knob, value) in loaded.knobs().iter().zip(&values) {
-            knob.schema.check(&value.value, &numbers.of(&knob.owner)).map_err(|error| {
-                ConfigError::Wrong(format!("{}: {} {error}", value.origin, shown(knob)))
-            })?;
+            knob.schema
+                .check(&value.value, &numbers.of(&knob.owner))
+                .map_err(|error| ConfigError::Wrong(format!("{}: {} {error}", value.origin, shown(knob))))?;
         }
         let settings = settings(&loaded, &values)?;
         Ok(Self { settings, plugins: sources.plugins.clone(), report, loaded, values, numbers })
@@ -137,7 +137,9 @@ impl Resolved {
             .all()
             .map(|(knob, value)| {
                 let text = match &value.value {
-                    KnobValue::Text(text) if knob.schema.secret && !text.as_str().is_empty() => "(not shown)".to_owned(),
+                    KnobValue::Text(text) if knob.schema.secret && !text.as_str().is_empty() => {
+                        "(not shown)".to_owned()
+                    }
                     KnobValue::Text(text) if text.as_str().is_empty() => {
                         format!("({})", knob.schema.unset.as_deref().unwrap_or("empty"))
                     }
@@ -170,7 +172,8 @@ fn is_own(owner: &str) -> bool {
 /// The program's own manifests and those of the plugins. A plugin takes an environment name over from the program, which
 /// does for the time being what the plugin of that name does later.
 fn load(plugins: Vec<Manifest>) -> Result<Loaded, ConfigError> {
-    let taken: Vec<&String> = plugins.iter().flat_map(|p| p.knobs.iter().flat_map(|knob| &knob.env)).collect();
+    let taken: Vec<&String> =
+        plugins.iter().flat_map(|p| p.knobs.iter().flat_map(|knob| &knob.env)).collect();
     let mut all = builtin()?;
     for knob in all.iter_mut().flat_map(|owner| &mut owner.knobs) {
         knob.env.retain(|name| !taken.contains(&name));
@@ -252,7 +255,8 @@ fn find(target: &Target, loaded: &Loaded, origin: &Origin) -> Result<usize, Miss
         Target::Setting(name) => {
             let owner = setting_owner(loaded, name);
             owner.and_then(|owner| index(&owner, name)).ok_or_else(|| {
-                let error = ConfigError::UnknownKey { place, key: name.clone(), mend: "it is no setting".into() };
+                let error =
+                    ConfigError::UnknownKey { place, key: name.clone(), mend: "it is no setting".into() };
                 Missing { owner: None, error }
             })
         }
@@ -270,7 +274,8 @@ fn find(target: &Target, loaded: &Loaded, origin: &Origin) -> Result<usize, Miss
         }
         Target::Variable(name) => {
             let named = |alias: &String| alias == name;
-            let family = |alias: &String| alias.strip_suffix('*').is_some_and(|start| name.starts_with(start));
+            let family =
+                |alias: &String| alias.strip_suffix('*').is_some_and(|start| name.starts_with(start));
             let knobs = || loaded.knobs().iter().enumerate();
             let exact = knobs().find(|(_, knob)| knob.env().iter().any(named));
             let found = exact.or_else(|| knobs().find(|(_, knob)| knob.env().iter().any(family)));
@@ -312,8 +317,11 @@ fn not_loaded(owner: &str, key: &str, loaded: &Loaded, place: &str) -> Missing {
     owners.extend(catalogue().owners.keys().cloned());
     let mend = did_you_mean(owner, owners.iter().map(String::as_str));
     let key = format!("{owner}.{key}");
-    let error =
-        ConfigError::UnknownKey { place: place.to_owned(), key, mend: format!("no plugin `{owner}` is loaded; {mend}") };
+    let error = ConfigError::UnknownKey {
+        place: place.to_owned(),
+        key,
+        mend: format!("no plugin `{owner}` is loaded; {mend}"),
+    };
     Missing { owner: None, error }
 }
 
@@ -333,7 +341,9 @@ fn read(knob: &OwnedKnob, given: &Given) -> Result<KnobValue, ConfigError> {
     let value = knob.schema.parse(&given.raw).map_err(|error| wrong(error.to_string()))?;
     let is_path = knob.schema.type_ == plugfold_manifest::KnobType::Path;
     match (&value, &given.base) {
-        (KnobValue::Text(text), Some(base)) if is_path && !knob.schema.words.iter().any(|w| w == text.as_str()) => {
+        (KnobValue::Text(text), Some(base))
+            if is_path && !knob.schema.words.iter().any(|w| w == text.as_str()) =>
+        {
             let path = Path::new(text.as_str());
             let whole = if text.as_str().is_empty() { path.to_path_buf() } else { base.join(path) };
             Ok(KnobValue::text(whole.to_string_lossy()))
@@ -382,7 +392,10 @@ fn defaults(loaded: &Loaded, mut values: Vec<Option<Value>>) -> Result<Vec<Value
                 continue;
             }
             let number = expr.eval(&numbers.of(&knob.owner)).map_err(|name| {
-                ConfigError::Wrong(format!("the default of {} is `{expr}`, and `{name}` has no number", knob.path()))
+                ConfigError::Wrong(format!(
+                    "the default of {} is `{expr}`, and `{name}` has no number",
+                    knob.path()
+                ))
             })?;
             let whole = knob.schema.type_ == plugfold_manifest::KnobType::Int;
             found.push((index, if whole { KnobValue::Int(number as i64) } else { KnobValue::float(number) }));
@@ -395,7 +408,9 @@ fn defaults(loaded: &Loaded, mut values: Vec<Option<Value>>) -> Result<Vec<Value
         knobs.iter().zip(&values).filter(|(_, value)| value.is_none()).map(|(knob, _)| knob.path()).collect();
     if !missing.is_empty() {
         let all = missing.join(", ");
-        return Err(ConfigError::Wrong(format!("the defaults of {all} wait for each other: set one of them")));
+        return Err(ConfigError::Wrong(format!(
+            "the defaults of {all} wait for each other: set one of them"
+        )));
     }
     Ok(values.into_iter().flatten().collect())
 }

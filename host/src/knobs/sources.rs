@@ -98,7 +98,11 @@ pub struct Asked<'a> {
 
 impl<'a> Asked<'a> {
     /// With the environment of this process.
-    pub fn here(profile: Option<&'a str>, flags: serde_json::Map<String, serde_json::Value>, sets: &'a [String]) -> Self {
+    pub fn here(
+        profile: Option<&'a str>,
+        flags: serde_json::Map<String, serde_json::Value>,
+        sets: &'a [String],
+    ) -> Self {
         // A name that is not UTF-8 is no setting; a value that is not is said to be wrong when it is read.
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
@@ -128,7 +132,8 @@ impl Sources {
     pub fn read(asked: &Asked<'_>) -> Result<Self, ConfigError> {
         let owners = manifests()?;
         let top = owners.iter().filter(|owner| SETTINGS_OWNERS.contains(&owner.id.as_str()));
-        let valid: Vec<&str> = top.flat_map(|owner| owner.knobs.iter().map(|knob| knob.key.as_str())).collect();
+        let valid: Vec<&str> =
+            top.flat_map(|owner| owner.knobs.iter().map(|knob| knob.key.as_str())).collect();
         let mut sources = Self::default();
         let profile = match asked.profile {
             Some(name) => sources.profile(&find_profile(name)?, &valid)?,
@@ -167,7 +172,9 @@ impl Sources {
                 continue;
             }
             if is_of_an_orchestrator(name, value) {
-                self.report.push(format!("${name} is an address that a container orchestrator sets, no setting: ignored"));
+                self.report.push(format!(
+                    "${name} is an address that a container orchestrator sets, no setting: ignored"
+                ));
                 continue;
             }
             let parts = |between: char| value.split(between).map(str::trim).filter(|part| !part.is_empty());
@@ -226,7 +233,8 @@ fn flags(flags: &serde_json::Map<String, serde_json::Value>) -> impl Iterator<It
 
 fn sets(sets: &[String], valid: &[&str]) -> Result<Vec<Given>, ConfigError> {
     let set = |text: &String| {
-        let form = || ConfigError::Wrong(format!("--set {text:?}: write OWNER.KEY=VALUE, as 0003.prefill_rows=128"));
+        let form =
+            || ConfigError::Wrong(format!("--set {text:?}: write OWNER.KEY=VALUE, as 0003.prefill_rows=128"));
         let (name, value) = text.split_once('=').ok_or_else(form)?;
         let name = name.trim();
         let target = match name.rsplit_once('.') {
@@ -267,7 +275,8 @@ mod tests {
         ] {
             assert!(is_of_an_orchestrator(name, value), "{name}");
         }
-        for (name, value) in [("PLUGFOLD_PORT", "80"), ("PLUGFOLD_PORT", "x"), ("PLUGFOLD_SERVED_NAME", "m")] {
+        for (name, value) in [("PLUGFOLD_PORT", "80"), ("PLUGFOLD_PORT", "x"), ("PLUGFOLD_SERVED_NAME", "m")]
+        {
             assert!(!is_of_an_orchestrator(name, value), "{name}");
         }
     }

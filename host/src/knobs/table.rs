@@ -166,7 +166,8 @@ impl KnobTable {
         for (key, given) in asked {
             let Some(&index) = self.by_key.get(key) else { return Err(self.unknown(key)) };
             let knob = &self.knobs[index];
-            let wrong = |problem: &str| KnobError { key: key.clone(), message: format!("key {key:?} {problem}") };
+            let wrong =
+                |problem: &str| KnobError { key: key.clone(), message: format!("key {key:?} {problem}") };
             let value = self.read(knob, given).map_err(|problem| wrong(&problem))?;
             if let Some(reason) = self.veto.as_ref().and_then(|veto| (veto.0)(knob, &value)) {
                 return Err(wrong(&format!("cannot be {given}: {reason}")));
@@ -180,7 +181,8 @@ impl KnobTable {
         let schema = &knob.schema;
         let names = self.numbers.of(&knob.owner);
         if let (Some(on), Some(off)) = (&schema.request_on, &schema.request_off) {
-            let value = |text: &str| schema.parse(&Raw::Plain(text.to_owned())).map_err(|error| error.to_string());
+            let value =
+                |text: &str| schema.parse(&Raw::Plain(text.to_owned())).map_err(|error| error.to_string());
             return match given {
                 Json::Bool(false) => value(off),
                 Json::Bool(true) if knob.default != value(off)? => Ok(knob.default.clone()),
@@ -198,7 +200,9 @@ impl KnobTable {
         let number = |value: &KnobValue| value.as_float();
         if schema.at_most_loaded && number(&value) > number(&knob.default) {
             let loaded = text(&knob.default);
-            return Err(format!("is {given}; the server was started with {loaded}, and a request can only go below"));
+            return Err(format!(
+                "is {given}; the server was started with {loaded}, and a request can only go below"
+            ));
         }
         Ok(value)
     }
@@ -220,7 +224,8 @@ impl KnobTable {
             let plugin = catalogue().label(owner);
             format!("key {key:?} is a knob of plugin {plugin}, which this server has not loaded; {valid}")
         } else {
-            let near = nearest(&key, list()).map(|name| format!("did you mean {name:?}? ")).unwrap_or_default();
+            let near =
+                nearest(&key, list()).map(|name| format!("did you mean {name:?}? ")).unwrap_or_default();
             format!("has the unknown key {key:?}; {near}{valid}")
         };
         KnobError { key, message }

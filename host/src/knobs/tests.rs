@@ -71,13 +71,25 @@ fn sources_by_strength_with_origins() {
     let dir = resolved.get("0090", "dir").unwrap().value.to_string();
     assert!(dir.starts_with('/') && dir.ends_with("/cache"), "relative to the profile: {dir}");
     let resolved = resolve(profile, &[("GLM53_TF_PREFILL_ROWS", "32")], &[]).unwrap();
-    assert_eq!((rows(&resolved).value, rows(&resolved).origin.to_string()), (KnobValue::Int(32), "$GLM53_TF_PREFILL_ROWS".into()));
-    let resolved = resolve(profile, &[("PLUGFOLD_0003_PREFILL_ROWS", "32")], &["0003.prefill_rows=128"]).unwrap();
+    assert_eq!(
+        (rows(&resolved).value, rows(&resolved).origin.to_string()),
+        (KnobValue::Int(32), "$GLM53_TF_PREFILL_ROWS".into())
+    );
+    let resolved =
+        resolve(profile, &[("PLUGFOLD_0003_PREFILL_ROWS", "32")], &["0003.prefill_rows=128"]).unwrap();
     assert_eq!(rows(&resolved).value, KnobValue::Int(128));
     let shown = resolved.show();
-    assert!(shown.lines().any(|l| l.starts_with("0003.prefill_rows") && l.contains("= 128") && l.ends_with("--set 0003.prefill_rows")), "{shown}");
+    assert!(
+        shown.lines().any(|l| l.starts_with("0003.prefill_rows")
+            && l.contains("= 128")
+            && l.ends_with("--set 0003.prefill_rows")),
+        "{shown}"
+    );
     assert!(shown.lines().any(|l| l.starts_with("0090.fat") && l.contains("(by the server)")), "{shown}");
-    assert_eq!(resolved.digest()[..2], [("0003.prefill_rows".into(), "128".into()), ("0090.prefill_rows_max".into(), "512".into())]);
+    assert_eq!(
+        resolved.digest()[..2],
+        [("0003.prefill_rows".into(), "128".into()), ("0090.prefill_rows_max".into(), "512".into())]
+    );
     assert_eq!(resolved.plugins[1].name, "0090-request-knobs");
 }
 
@@ -94,20 +106,55 @@ fn defaults_and_ranges_follow_limits_and_other_knobs() {
 #[test]
 fn wrong_settings_name_place_and_mend() {
     for (profile, variables, sets, expected) in [
-        ("[knobs.0003]\nprefil_rows = 3\n", &[][..], &[][..], "p.toml:2: unknown key \"0003.prefil_rows\"; did you mean `prefill_rows`?"),
-        ("[knobs.0003]\nprefill_rows = \"3\"\n", &[], &[], "p.toml:2: 0003.prefill_rows is \"3\"; it must be a whole number"),
-        ("[knobs.0003]\nprefill_rows = 0\n", &[], &[], "p.toml:2: 0003.prefill_rows is 0; it must be a whole number from 1 to 64 (prefill_rows_max)"),
-        ("[knobs.0240]\nbits = 4\n", &[], &[], "p.toml:2: bits is a knob of plugin 0240-b12x-prefill, which is not loaded: add \"0240-b12x-prefill\" to `plugins`"),
+        (
+            "[knobs.0003]\nprefil_rows = 3\n",
+            &[][..],
+            &[][..],
+            "p.toml:2: unknown key \"0003.prefil_rows\"; did you mean `prefill_rows`?",
+        ),
+        (
+            "[knobs.0003]\nprefill_rows = \"3\"\n",
+            &[],
+            &[],
+            "p.toml:2: 0003.prefill_rows is \"3\"; it must be a whole number",
+        ),
+        (
+            "[knobs.0003]\nprefill_rows = 0\n",
+            &[],
+            &[],
+            "p.toml:2: 0003.prefill_rows is 0; it must be a whole number from 1 to 64 (prefill_rows_max)",
+        ),
+        (
+            "[knobs.0240]\nbits = 4\n",
+            &[],
+            &[],
+            "p.toml:2: bits is a knob of plugin 0240-b12x-prefill, which is not loaded: add \"0240-b12x-prefill\" to `plugins`",
+        ),
         ("[knobs.0042]\nbits = 4\n", &[], &[], "no plugin `0042` is loaded"),
-        ("", &[("GLM53_TF_B12X", "4")], &[], "$GLM53_TF_B12X: bits is a knob of plugin 0240-b12x-prefill, which is not loaded"),
+        (
+            "",
+            &[("GLM53_TF_B12X", "4")],
+            &[],
+            "$GLM53_TF_B12X: bits is a knob of plugin 0240-b12x-prefill, which is not loaded",
+        ),
         ("", &[("PLUGFOLD_0240_BITS", "4")], &[], "plugin 0240-b12x-prefill, which is not loaded"),
         ("", &[("GLM53_TF_PREFIL_ROWS", "4")], &[], "did you mean `GLM53_TF_PREFILL_ROWS`?"),
         ("", &[("GLM53_TF_PREFILL_ROWS", "x")], &[], "$GLM53_TF_PREFILL_ROWS: 0003.prefill_rows is \"x\""),
-        ("", &[("GLM53_TF_PREFILL_ROWS", "auto")], &[], "plugin 0085-c-independent-prefill, which adds that value, is not loaded"),
+        (
+            "",
+            &[("GLM53_TF_PREFILL_ROWS", "auto")],
+            &[],
+            "plugin 0085-c-independent-prefill, which adds that value, is not loaded",
+        ),
         ("", &[], &["prefill"], "write OWNER.KEY=VALUE"),
         ("", &[], &["prot=1"], "did you mean `port`?"),
         ("", &[], &["0090.fat=1"], "0090.fat is set by requests only"),
-        ("", &[("GLM53_TF_PREFILL_ROWS", "4"), ("PLUGFOLD_0003_PREFILL_ROWS", "5")], &[], "are both 0003.prefill_rows: set one of them"),
+        (
+            "",
+            &[("GLM53_TF_PREFILL_ROWS", "4"), ("PLUGFOLD_0003_PREFILL_ROWS", "5")],
+            &[],
+            "are both 0003.prefill_rows: set one of them",
+        ),
     ] {
         let error = resolve(profile, variables, sets).unwrap_err();
         assert!(error.contains(expected), "expected {expected:?}, was told {error:?}");
@@ -128,8 +175,14 @@ fn requests() {
     let echoed = json!({"prefill_rows": 512, "depth": "cost", "graphs": 0, "overlap": 1, "fat": 1});
     assert_eq!(ask(&table, &all).unwrap(), echoed);
     for (asked, expected) in [
-        (json!({"prefill_row": 1}), "has the unknown key \"prefill_row\"; did you mean \"prefill_rows\"? valid are prefill_rows, depth, graphs, overlap, fat"),
-        (json!({"prefill_rows": 0}), "key \"prefill_rows\" is 0; it must be a whole number from 1 to 512 (prefill_rows_max)"),
+        (
+            json!({"prefill_row": 1}),
+            "has the unknown key \"prefill_row\"; did you mean \"prefill_rows\"? valid are prefill_rows, depth, graphs, overlap, fat",
+        ),
+        (
+            json!({"prefill_rows": 0}),
+            "key \"prefill_rows\" is 0; it must be a whole number from 1 to 512 (prefill_rows_max)",
+        ),
         (json!({"prefill_rows": 513}), "is 513; it must be a whole number from 1 to 512"),
         (json!({"prefill_rows": "3"}), "is \"3\"; it must be a whole number"),
         (json!({"prefill_rows": 1.5}), "is 1.5; it must be a whole number"),
@@ -139,9 +192,18 @@ fn requests() {
         (json!({"depth": "deep"}), "must be one of threshold, cost"),
         (json!({"overlap": 2}), "is 2; it must be 0 or 1"),
         (json!({"graphs": 1}), "the server was started with 0, and a request can only go below"),
-        (json!({"prefill_rows_max": 9}), "key \"prefill_rows_max\" is set when the server starts, not by a request: buffers are sized by it"),
-        (json!({"batch": 9}), "key \"batch\" is set when the server starts, not by a request: buffers are made for that many"),
-        (json!({"b12x": 4}), "key \"b12x\" is a knob of plugin 0240-b12x-prefill, which this server has not loaded"),
+        (
+            json!({"prefill_rows_max": 9}),
+            "key \"prefill_rows_max\" is set when the server starts, not by a request: buffers are sized by it",
+        ),
+        (
+            json!({"batch": 9}),
+            "key \"batch\" is set when the server starts, not by a request: buffers are made for that many",
+        ),
+        (
+            json!({"b12x": 4}),
+            "key \"b12x\" is a knob of plugin 0240-b12x-prefill, which this server has not loaded",
+        ),
         (json!({"kv_dtype": "fp8"}), "plugin 0220-fp8-latent-kv, which this server has not loaded"),
     ] {
         let error = ask(&table, &asked).unwrap_err();
@@ -168,7 +230,8 @@ fn plugins_are_configured_with_theirs_and_what_they_extend() {
     let sources = Sources::read(&Asked { sets: &sets, ..Asked::default() }).unwrap();
     let resolved = Resolved::new(&sources, manifests).unwrap();
     let table = resolved.table();
-    let keys = |id: &str| resolved.of_plugin(id, &table).iter().map(|k| k.key.to_string()).collect::<Vec<_>>();
+    let keys =
+        |id: &str| resolved.of_plugin(id, &table).iter().map(|k| k.key.to_string()).collect::<Vec<_>>();
     assert_eq!(keys("0085"), ["0003.prefill_rows"]);
     let rows = &resolved.of_plugin("0003", &table)[0];
     assert_eq!((&rows.value, rows.id.into_option()), (&KnobValue::text("auto"), Some(0)));
@@ -198,10 +261,15 @@ fn a_shell_profile_becomes_a_profile() {
     }
     let unknown = EnvFile::parse("GLM53_TF_PREFIL_ROWS=3\nPRT=1").unwrap();
     let error = Import::new(&unknown, "x.env", &|_| true).unwrap_err().to_string();
-    assert!(error.contains("line 1: nobody knows `GLM53_TF_PREFIL_ROWS`; did you mean `GLM53_TF_PREFILL_ROWS`?"), "{error}");
+    assert!(
+        error.contains("line 1: nobody knows `GLM53_TF_PREFIL_ROWS`; did you mean `GLM53_TF_PREFILL_ROWS`?"),
+        "{error}"
+    );
     assert!(error.contains("line 2: nobody knows `PRT`; did you mean `PORT`?"), "{error}");
     let wrong = EnvFile::parse("PORT=x").unwrap();
-    assert!(Import::new(&wrong, "x.env", &|_| true).unwrap_err().to_string().contains("line 1: PORT is \"x\""));
+    assert!(
+        Import::new(&wrong, "x.env", &|_| true).unwrap_err().to_string().contains("line 1: PORT is \"x\"")
+    );
 }
 
 proptest! {

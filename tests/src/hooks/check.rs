@@ -258,7 +258,8 @@ fn manifests(map: &Map, found: &mut Vec<String>) {
         }
         let built_in = ["engine", "server", "launch"].contains(&entry.id.as_str());
         let about_plugins = |problem: &String| problem.starts_with("id ") || problem.starts_with("name ");
-        let problems = manifest.problems().into_iter().filter(|problem| !(built_in && about_plugins(problem)));
+        let problems =
+            manifest.problems().into_iter().filter(|problem| !(built_in && about_plugins(problem)));
         found.extend(problems.map(|problem| format!("{}: {problem}", entry.id)));
     }
 }

@@ -422,7 +422,8 @@ pub fn catalogue_page(map: &Map) -> String {
 }
 
 fn owner(map: &Map, entry: &Entry, page: &mut String) {
-    let list = |names: Vec<&str>| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let list =
+        |names: Vec<&str>| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
     let _ = writeln!(page, "\n[owners.\"{}\"]", entry.id);
     for (key, value) in [("name", &entry.name), ("status", &entry.status)] {
         if !value.is_empty() {
@@ -433,11 +434,13 @@ fn owner(map: &Map, entry: &Entry, page: &mut String) {
         let _ = writeln!(page, "requires = [{}]", list(entry.requires.iter().map(String::as_str).collect()));
     }
     if !entry.knobs.is_empty() {
-        let _ = writeln!(page, "keys = [{}]", list(entry.knobs.iter().map(|knob| knob.key.as_str()).collect()));
+        let _ =
+            writeln!(page, "keys = [{}]", list(entry.knobs.iter().map(|knob| knob.key.as_str()).collect()));
     }
-    let adds = entry.extends_knobs.iter().flat_map(|e| {
-        e.choices.iter().chain(&e.words).map(move |value| format!("{}={value}", e.knob))
-    });
+    let adds = entry
+        .extends_knobs
+        .iter()
+        .flat_map(|e| e.choices.iter().chain(&e.words).map(move |value| format!("{}={value}", e.knob)));
     let adds: Vec<String> = adds.collect();
     if !adds.is_empty() {
         let _ = writeln!(page, "adds = [{}]", list(adds.iter().map(String::as_str).collect()));
