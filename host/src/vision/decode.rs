@@ -18,7 +18,7 @@ pub struct Limit {
 /// Longest side in pixels.
 const SIDE: u32 = 1 << 16;
 
-fn reader(bytes: &[u8], limit: &Limit) -> Result<ImageReader<Cursor<&[u8]>>, String> {
+fn reader<'b>(bytes: &'b [u8], limit: &Limit) -> Result<ImageReader<Cursor<&'b [u8]>>, String> {
     let mut reader = ImageReader::new(Cursor::new(bytes))
         .with_guessed_format()
         .map_err(|e| format!("cannot be read: {e}"))?;
