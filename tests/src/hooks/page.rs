@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{Bits, Class, Effect, Entry, Fold, Kind, Knob, Map, Need, POINTS, Phase, Place, Scope};
+use super::{Bits, Entry, Kind, Knob, Map, Need, POINTS, Phase};
 
 /// Command that writes both files anew.
 pub const RENEW: &str = "cargo run -p plugfold-tests --bin hooks-doc";
@@ -370,13 +370,6 @@ fn values(knob: &Knob) -> String {
         let _ = write!(text, "; all leaves out {}", knob.not_in_all.join(", "));
     }
     text
-}
-
-/// The arithmetic's name.
-fn arithmetic(bits: &Bits) -> &str {
-    match bits {
-        Bits::Own(name) | Bits::Of(name) => name,
-    }
 }
 
 fn holes(map: &Map, page: &mut String) {
