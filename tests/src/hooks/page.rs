@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::{Bits, Entry, Kind, Knob, Map, Need, POINTS, Phase};
+use super::{Entry, Kind, Knob, Map, Need, POINTS, Phase};
 
 /// Command that writes both files anew.
 pub const RENEW: &str = "cargo run -p plugfold-tests --bin hooks-doc";
