@@ -4,6 +4,7 @@
 //! one ([`scripted`]).
 
 pub mod config;
+pub mod exact;
 pub mod http;
 pub mod knobs;
 pub mod reply;
