@@ -1,10 +1,11 @@
 //! Layouts as text: what two sides compare, and what a person reads when they differ.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use abi_stable::type_layout::{TLData, TypeLayout};
+use abi_stable::std_types::UTypeId;
+use abi_stable::type_layout::{TLData, TLPrimitive, TypeLayout};
 
 use super::Interface;
 
@@ -24,52 +25,78 @@ pub fn layout_text<I: Interface>() -> &'static str {
 
 #[derive(Default)]
 struct Walk {
-    seen: BTreeSet<String>,
+    /// Every type that was met, with the name that it goes by here.
+    names: HashMap<UTypeId, String>,
+    taken: HashSet<String>,
+    visited: HashSet<UTypeId>,
     lines: BTreeMap<String, String>,
 }
 
-/// A type's name with its parameters. The library's own names leave them out: of the generic types that cross, lists and
-/// slices are told by what they point to, options and results by what they hold, pointers by their target.
-fn name_of(layout: &'static TypeLayout) -> String {
-    let own = layout.full_type().to_string();
-    let targets = || layout.generics().type_params().iter().map(|p| name_of(p())).collect::<Vec<String>>();
+/// Nesting of type parameters that is written out.
+const DEEPEST: usize = 8;
+
+/// A type as a person writes it, without lifetimes. Layouts of generic types do not list their parameters: they are read
+/// from what holds them, a marker or the variants.
+fn written(layout: &'static TypeLayout, depth: usize) -> String {
+    if depth == DEEPEST {
+        return layout.name().to_owned();
+    }
     let fields = || layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
-    let base = own.split('<').next().unwrap_or_default();
-    match base {
-        "RVec" | "Slice" | "SliceMut" => {
-            let points = |n: &String| n.starts_with('*') || n.starts_with("NonNull");
-            let pointer = fields().into_iter().find(|f| points(&f.full_type().to_string()));
-            let element =
-                pointer.and_then(|f| f.layout().generics().type_params().first().map(|p| name_of(p())));
-            let element = element.unwrap_or_else(|| "?".into());
-            format!("{base}<{element}>")
+    let parameters: Vec<&'static TypeLayout> = match layout.data() {
+        TLData::Enum(_) if layout.package().as_str() == "abi_stable" => {
+            fields().iter().map(|f| f.layout()).collect()
         }
-        "ROption" | "RResult" => {
-            let held: Vec<String> = fields().iter().map(|f| name_of(f.layout())).collect();
-            format!("{base}<{}>", held.join(", "))
+        _ => layout.generics().type_params().iter().map(|p| p()).collect(),
+    };
+    let marked = fields().into_iter().map(|f| f.layout()).filter(|l| l.name() == "PhantomData");
+    let marked = marked.flat_map(|l| l.generics().type_params().iter().map(|p| p()));
+    let parameters = if parameters.is_empty() { marked.collect() } else { parameters };
+    let all: Vec<String> = parameters.into_iter().map(|p| written(p, depth + 1)).collect();
+    let all = all.join(", ");
+    match layout.data() {
+        TLData::Primitive(TLPrimitive::SharedRef) => format!("&{all}"),
+        TLData::Primitive(TLPrimitive::MutRef) => format!("&mut {all}"),
+        TLData::Primitive(TLPrimitive::ConstPtr) => format!("*const {all}"),
+        TLData::Primitive(TLPrimitive::MutPtr) => format!("*mut {all}"),
+        TLData::Primitive(TLPrimitive::Array) => {
+            let len: Vec<String> =
+                layout.generics().const_params().iter().map(|c| format!("{c:?}")).collect();
+            format!("[{all}; {}]", len.join(", "))
         }
-        _ if own.starts_with('*') || own.starts_with('&') => {
-            let kind = if own.contains(" mut ") { "&mut " } else { "&" };
-            let kind = ["*const ", "*mut "].into_iter().find(|p| own.starts_with(p)).unwrap_or(kind);
-            let targets = targets();
-            if targets.is_empty() { own } else { format!("{kind}{}", targets.join(", ")) }
-        }
-        _ => own,
+        _ if all.is_empty() => layout.name().to_owned(),
+        _ => format!("{}<{all}>", layout.name()),
     }
 }
 
-fn shape(layout: &'static TypeLayout) -> String {
-    format!("{}, {} bytes, aligned to {}", name_of(layout), layout.size(), layout.alignment())
-}
-
 impl Walk {
+    /// The name of a type, no other's: where two are written alike, the later one is numbered.
+    fn name(&mut self, layout: &'static TypeLayout) -> String {
+        let id = layout.get_utypeid();
+        if let Some(name) = self.names.get(&id) {
+            return name.clone();
+        }
+        let plain = written(layout, 0);
+        let mut name = plain.clone();
+        let mut number = 2;
+        while !self.taken.insert(name.clone()) {
+            name = format!("{plain} ({number})");
+            number += 1;
+        }
+        self.names.insert(id, name.clone());
+        name
+    }
+
+    fn shape(&mut self, layout: &'static TypeLayout) -> String {
+        format!("{}, {} bytes, aligned to {}", self.name(layout), layout.size(), layout.alignment())
+    }
+
     fn visit(&mut self, layout: &'static TypeLayout) {
-        let name = name_of(layout);
-        if !self.seen.insert(name.clone()) {
+        if !self.visited.insert(layout.get_utypeid()) {
             return;
         }
-        self.lines
-            .insert(name.clone(), format!("{} bytes, aligned to {}", layout.size(), layout.alignment()));
+        let name = self.name(layout);
+        let size = format!("{} bytes, aligned to {}", layout.size(), layout.alignment());
+        self.lines.insert(name.clone(), size);
         if let TLData::Enum(data) = layout.data() {
             let variants: Vec<&str> = data.variant_names_iter().collect();
             self.lines.insert(format!("{name} variants"), variants.join(", "));
@@ -78,14 +105,15 @@ impl Walk {
         }
         let fields = layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
         for (i, field) in fields.iter().enumerate() {
-            let mut line = shape(field.layout());
+            let mut line = self.shape(field.layout());
             for function in field.function_range().iter() {
-                let arguments: Vec<String> = function.param_type_layouts.iter().map(|l| shape(l())).collect();
+                let arguments: Vec<String> =
+                    function.param_type_layouts.iter().map(|l| self.shape(l())).collect();
                 let gives = function.return_type_layout().map(|l| l());
                 line.clear();
                 let _ = write!(line, "fn({})", arguments.join("; "));
                 if let Some(gives) = gives {
-                    let _ = write!(line, " -> {}", shape(gives));
+                    let _ = write!(line, " -> {}", self.shape(gives));
                     self.visit(gives);
                 }
                 for argument in function.param_type_layouts.iter() {
