@@ -71,7 +71,7 @@ impl std::fmt::Display for KnobValue {
             KnobValue::Float(bits) => write!(f, "{}", f64::from_bits(*bits)),
             KnobValue::Text(t) => f.write_str(t),
             KnobValue::List(l) => {
-                let words: Vec<&str> = l.iter().map(|t| t.as_str()).collect();
+                let words: Vec<&str> = l.iter().map(TextBuf::as_str).collect();
                 f.write_str(&words.join(","))
             }
         }
@@ -158,6 +158,6 @@ impl Knobs<'_> {
 }
 
 /// A request's value of a knob, or `None` where the host resolved no such knob.
-pub fn value_of<'v>(values: Slice<'v, KnobValue>, id: KnobId) -> Option<&'v KnobValue> {
+pub fn value_of(values: Slice<'_, KnobValue>, id: KnobId) -> Option<&KnobValue> {
     values.get_ref().get(id as usize)
 }

@@ -1,6 +1,7 @@
 //! `build_id!()`: sixteen hexadecimal digits over a crate's sources and manifest, so that ranks can tell whether they run
 //! the same plugin although each compiled its own.
 
+use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,7 +31,7 @@ pub fn build_id(_: TokenStream) -> TokenStream {
             .chain([0])
             .chain(bytes)
             .fold(hash, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(5));
-        tracked.push_str(&format!("const _: &[u8] = include_bytes!({:?});", file.to_string_lossy()));
+        let _ = write!(tracked, "const _: &[u8] = include_bytes!({:?});", file.to_string_lossy());
     }
     let code = format!("{{ {tracked} \"{hash:016x}\" }}");
     code.parse().unwrap_or_else(|_| error("the build id does not parse"))

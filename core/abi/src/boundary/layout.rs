@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use abi_stable::std_types::UTypeId;
-use abi_stable::type_layout::{TLData, TLPrimitive, TypeLayout};
+use abi_stable::type_layout::{TLData, TLField, TLPrimitive, TypeLayout};
 
 use super::Interface;
 
@@ -44,7 +44,7 @@ fn written(layout: &'static TypeLayout, depth: usize) -> String {
     let fields = || layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
     let parameters: Vec<&'static TypeLayout> = match layout.data() {
         TLData::Enum(_) if layout.package().as_str() == "abi_stable" => {
-            fields().iter().map(|f| f.layout()).collect()
+            fields().iter().map(TLField::layout).collect()
         }
         _ => layout.generics().type_params().iter().map(|p| p()).collect(),
     };
@@ -106,7 +106,7 @@ impl Walk {
         let fields = layout.get_fields().map(|f| f.to_vec()).unwrap_or_default();
         for (i, field) in fields.iter().enumerate() {
             let mut line = self.shape(field.layout());
-            for function in field.function_range().iter() {
+            for function in field.function_range() {
                 let arguments: Vec<String> =
                     function.param_type_layouts.iter().map(|l| self.shape(l())).collect();
                 let gives = function.return_type_layout().map(|l| l());
@@ -126,7 +126,7 @@ impl Walk {
         for field in layout.phantom_fields().to_vec() {
             self.visit(field.layout());
         }
-        for parameter in layout.generics().type_params().iter() {
+        for parameter in layout.generics().type_params() {
             self.visit(parameter());
         }
     }

@@ -80,6 +80,6 @@ fn count(drops: &AtomicU32) -> u32 {
     drops.load(Ordering::Relaxed)
 }
 
-fn facts<'a>(numbers: &'a [u32], rate: f32) -> Facts<'a> {
+fn facts(numbers: &[u32], rate: f32) -> Facts<'_> {
     Facts { numbers: Slice::from(numbers), name: Text::from("röst"), rate }
 }
