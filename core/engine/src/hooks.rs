@@ -180,7 +180,7 @@ impl Hooks {
             if let Maybe::RSome(in_force) = known {
                 return Ok(in_force.into());
             }
-            let more = h.call(|p| p.forms()).map_err(|e| EngineError::Failed(e.to_string()))?;
+            let more = h.call(DraftPolicy::forms).map_err(|e| EngineError::Failed(e.to_string()))?;
             forms.extend(more.iter().map(ToString::to_string));
         }
         if asked.is_empty() {

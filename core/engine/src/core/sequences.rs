@@ -26,7 +26,7 @@ pub(super) fn save_parts(hooks: &Hooks, slot: u32) -> Result<Vec<u8>, HookError>
     for h in &hooks.parts {
         let mut bytes = List::new();
         h.call(|p| p.save(slot, &mut bytes))?;
-        let (id, version) = (h.call(|p| p.id())?.to_string(), h.call(|p| p.version())?);
+        let (id, version) = (h.call(StatePart::id)?.to_string(), h.call(StatePart::version)?);
         records.push(Record { id, version, bytes: bytes.into() });
     }
     let named = |e: postcard::Error| HookError { owner: "engine".into(), error: OpError::new(e.to_string()) };
@@ -41,10 +41,10 @@ pub(super) fn load_parts(hooks: &Hooks, slot: u32, bytes: &[u8]) -> Result<(), L
     let records: Vec<Record> =
         if bytes.is_empty() { Vec::new() } else { postcard::from_bytes(bytes).map_err(unreadable)? };
     for h in &hooks.parts {
-        let (id, version) = (h.call(|p| p.id())?, h.call(|p| p.version())?);
+        let (id, version) = (h.call(StatePart::id)?, h.call(StatePart::version)?);
         match records.iter().find(|r| r.id == id.as_str() && r.version == version) {
             Some(record) => h.call(|p| p.load(slot, Slice::from(&record.bytes[..])))?,
-            None if h.call(|p| p.needed())? => {
+            None if h.call(StatePart::needed)? => {
                 return Err(LoadError::Layout(format!(
                     "a snapshot lacks part {id} version {version} of plugin {}",
                     h.owner

@@ -34,16 +34,16 @@ type Timer<'a> = Box<dyn Fn(&Step, u32, f64) + 'a>;
 
 impl Stages {
     pub(super) fn new(hooks: &Hooks) -> Result<Self, HookError> {
-        let words = hooks.words.iter().map(|h| Ok(h.call(|w| w.name())?.to_string()));
+        let words = hooks.words.iter().map(|h| Ok(h.call(Words::name)?.to_string()));
         let mut fields = Vec::new();
         for (id, h) in hooks.fields.iter().enumerate() {
-            let spec = h.call(|f| f.spec())?;
+            let spec = h.call(Fields::spec)?;
             h.call(|f| f.numbered(id as u32))?;
             fields.push(Field { spec, memory: Vec::new() });
         }
         let mut timers = Vec::new();
         for h in &hooks.observers {
-            if h.call(|o| o.interests())? & interest::OPERATION != 0 {
+            if h.call(Observer::interests)? & interest::OPERATION != 0 {
                 timers.push(h.clone());
             }
         }

@@ -78,26 +78,8 @@ pub enum ResolveError {
         error: HookError,
     },
     /// Two arithmetics, neither above the other.
-    #[error(
-        "{op} ({phase:?}, layer {layer}): plugins {first} and {second} each bring an arithmetic of their own ({bits_first}, \
-         {bits_second}); name one in the other's `over`, or take one off the list"
-    )]
-    TwoArithmetics {
-        /// Operation.
-        op: String,
-        /// Phase.
-        phase: plugfold_abi::Phase,
-        /// Layer.
-        layer: u32,
-        /// Listed first.
-        first: String,
-        /// Listed later.
-        second: String,
-        /// Bits of the first.
-        bits_first: String,
-        /// Bits of the second.
-        bits_second: String,
-    },
+    #[error(transparent)]
+    TwoArithmetics(Box<TwoArithmetics>),
     /// A claim sends a call to a provider that is not there.
     #[error("{op}: plugin {owner} sends its calls to provider {to}, which no loaded plugin has for {op}")]
     NoSuchProvider {
@@ -142,6 +124,29 @@ pub enum ResolveError {
         /// Family.
         family: String,
     },
+}
+
+/// Two plugins that each bring an arithmetic of their own for one call, neither above the other.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{op} ({phase:?}, layer {layer}): plugins {first} and {second} each bring an arithmetic of their own ({bits_first}, \
+     {bits_second}); name one in the other's `over`, or take one off the list"
+)]
+pub struct TwoArithmetics {
+    /// Operation.
+    pub op: String,
+    /// Phase.
+    pub phase: plugfold_abi::Phase,
+    /// Layer.
+    pub layer: u32,
+    /// Listed first.
+    pub first: String,
+    /// Listed later.
+    pub second: String,
+    /// Bits of the first.
+    pub bits_first: String,
+    /// Bits of the second.
+    pub bits_second: String,
 }
 
 /// A provider with the plan of its claim.
@@ -355,7 +360,7 @@ impl Registry {
         check_placement(&program, &placement).map_err(unsound)?;
         let mut steps = Vec::with_capacity(program.steps.len());
         for step in &program.steps {
-            let parts = self.parts(&program, step, weights, caches)?;
+            let parts = Self::parts(&program, step, weights, caches)?;
             let query = parts.query(&program, step, &self.device);
             let chosen = self.choose(&query)?.ok_or_else(|| ResolveError::NoProvider {
                 op: step.op.to_string(),
@@ -383,7 +388,6 @@ impl Registry {
     }
 
     fn parts<'s>(
-        &self,
         program: &Program,
         step: &'s Step,
         weights: &WeightTable,

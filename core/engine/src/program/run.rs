@@ -33,6 +33,9 @@ impl Arena {
     }
 }
 
+/// Is told a step that ran, its rows and its seconds.
+pub type Timer<'a> = dyn Fn(&Step, u32, f64) + 'a;
+
 /// What one run needs besides the program.
 pub struct RunInputs<'a> {
     /// The round table.
@@ -46,7 +49,7 @@ pub struct RunInputs<'a> {
     /// Fills what may be filled late: called when the head has run. An error fails the forward.
     pub late: &'a dyn Fn() -> Result<(), HookError>,
     /// Told every step that ran, with its rows and seconds; `None`: nothing is timed.
-    pub timer: Option<&'a dyn Fn(&Step, u32, f64)>,
+    pub timer: Option<&'a Timer<'a>>,
     /// Buffers to fill first, by name, row-major f32.
     pub fill: &'a [(&'a str, &'a [f32])],
 }

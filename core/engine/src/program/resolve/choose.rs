@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plugfold_abi::{Bits, Claim, Granted, Provider, Query, value_of};
 
-use super::{Entry, HookError, Link, REFERENCE, Registry, ResolveError};
+use super::{Entry, HookError, Link, REFERENCE, Registry, ResolveError, TwoArithmetics};
 
 /// The outcome for one call.
 pub(super) struct Chosen {
@@ -60,7 +60,7 @@ impl Registry {
         for pair in own.windows(2) {
             let ((below, _, a), (outer, _, b)) = (pair[0], pair[1]);
             if !above(outer, &below.owner) && a.bits != b.bits {
-                return Err(ResolveError::TwoArithmetics {
+                return Err(ResolveError::TwoArithmetics(Box::new(TwoArithmetics {
                     op: query.op.get_str().into(),
                     phase: query.phase,
                     layer: query.layer,
@@ -68,7 +68,7 @@ impl Registry {
                     second: outer.owner.to_string(),
                     bits_first: a.bits.name().into(),
                     bits_second: b.bits.name().into(),
-                });
+                })));
             }
         }
         let Some((entry, _, decides)) = own.last() else { return Ok(None) };

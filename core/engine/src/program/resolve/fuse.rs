@@ -21,7 +21,7 @@ impl Registry {
             let covers = entry.covers.len();
             let mut at = 0;
             while at + covers <= steps.len() {
-                if self.fits(entry, program, &steps[at..at + covers], at)
+                if Self::fits(entry, program, &steps[at..at + covers], at)
                     && self.take(entry, program, steps, at, weights, caches)?
                 {
                     at += covers;
@@ -33,7 +33,7 @@ impl Registry {
         Ok(())
     }
 
-    fn fits(&self, entry: &Entry, program: &Program, steps: &[ResolvedStep], at: usize) -> bool {
+    fn fits(entry: &Entry, program: &Program, steps: &[ResolvedStep], at: usize) -> bool {
         let calls = &program.steps[at..at + steps.len()];
         let same = calls.iter().zip(entry.covers.iter()).all(|(s, op)| s.op.as_str() == op);
         let together = calls.windows(2).all(|p| {
@@ -60,7 +60,7 @@ impl Registry {
         caches: &CacheTable,
     ) -> Result<bool, ResolveError> {
         let step = &program.steps[at];
-        let parts = self.parts(program, step, weights, caches)?;
+        let parts = Self::parts(program, step, weights, caches)?;
         let query = parts.query(program, step, &self.device);
         if !selected(entry, &query) {
             return Ok(false);

@@ -102,9 +102,8 @@ impl Provider for Planted {
             return Err(OpError::new(format!("{} calls for {:?}", calls.len(), self.covers)));
         }
         calls.iter().try_for_each(|call| below.run(call))?;
-        match (self.does, calls.last()) {
-            (Does::Scale(by), Some(last)) => scale(last, by),
-            _ => {}
+        if let (Does::Scale(by), Some(last)) = (self.does, calls.last()) {
+            scale(last, by);
         }
         Ok(())
     }
@@ -120,13 +119,15 @@ fn reference(call: &Call<'_>, below: &BelowObject) -> Result<(), OpError> {
 fn scale(call: &Call<'_>, by: f32) {
     for view in call.outputs.iter().filter(|v| v.rows > 0 && v.dtype == DType::F32) {
         for row in 0..view.rows as usize {
-            // SAFETY: the views of a call's outputs are its own while it runs.
             #[allow(clippy::cast_ptr_alignment)] // f32 rows of buffers that lie on multiples of 64 bytes
+            let first = view.ptr.cast::<f32>();
+            // SAFETY: the views of a call's outputs are its own while it runs.
             let values = unsafe {
-                let first = view.ptr.cast::<f32>().add(row * view.stride as usize);
-                std::slice::from_raw_parts_mut(first, view.cols as usize)
+                std::slice::from_raw_parts_mut(first.add(row * view.stride as usize), view.cols as usize)
             };
-            values.iter_mut().for_each(|v| *v *= by);
+            for v in values {
+                *v *= by;
+            }
         }
     }
 }
