@@ -8,7 +8,7 @@ use std::sync::Arc;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{DraftPolicyObject, Limits};
-use plugfold_abi::{KnobValue, List, Maybe, OpError, Text, TextBuf};
+use plugfold_abi::{List, OpError, TextBuf};
 use plugfold_base_auto_api::{Form, PoliciesObject};
 
 pub use link::Policy;
@@ -34,7 +34,10 @@ impl BaseAuto {
         if let Some(drafts) = knobs.get("mtp_drafts")?.value.as_int() {
             return Ok(drafts.to_string());
         }
-        Ok(knobs.text("policy")?.to_owned())
+        let policy = knobs.text("policy")?;
+        // How many drafts a window has room for is not known yet: that is checked once it is.
+        Form::parse(policy, u32::MAX).map_err(|e| OpError::invalid(format!("knob `policy`: {e}")))?;
+        Ok(policy.to_owned())
     }
 }
 
@@ -62,18 +65,6 @@ impl Plugin for BaseAuto {
             .map(TextBuf::from)
             .into_iter()
             .collect())
-    }
-
-    fn veto(&self, _: Text<'_>, _: &KnobValue) -> Result<Maybe<TextBuf>, OpError> {
-        Ok(Maybe::RNone)
-    }
-
-    fn parse(&self, key: Text<'_>, text: Text<'_>) -> Result<TextBuf, OpError> {
-        if key.get_str() == "policy" {
-            // The windows' rows are not known yet: the number of drafts is checked once they are.
-            Form::parse(text.get_str(), u32::MAX).map_err(|e| OpError::invalid(e.to_string()))?;
-        }
-        Ok(text.get_str().into())
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{
-    Absorbed, Ask, Drafter, Forwards, ForwardsObject, HeadOut, HeadRows, Proposal, StatePart, Wants,
+    Absorbed, Ask, DraftRows, Drafter, Forwards, ForwardsObject, HeadOut, HeadRows, Proposal, StatePart,
+    Wants,
 };
 use plugfold_abi::{List, OpError, Slice, TextBuf};
 use plugfold_base_mtp_api::Mtp;
@@ -174,9 +175,20 @@ impl StatePart for Chains {
         Ok(())
     }
 
+    fn draft_rows(&self, slot: u32) -> Result<DraftRows, OpError> {
+        let lanes = self.lanes();
+        Ok(match lanes.get(&slot) {
+            // Row `i` follows from the ids up to `i + 1`, which are all committed.
+            Some(lane) if lane.is_whole() => DraftRows::Good(lane.rows()),
+            Some(_) => DraftRows::Broken,
+            None => DraftRows::Good(0),
+        })
+    }
+
     fn save(&self, slot: u32, out: &mut List<u8>) -> Result<(), OpError> {
-        // A sequence without drafts has no lane, and its snapshots no rows for the layer.
-        if let Some(lane) = self.lanes().get(&slot) {
+        // A sequence without drafts has no lane, and one whose rows are not at their positions nothing that another could
+        // use: what resumes without a record begins a context of its own.
+        if let Some(lane) = self.lanes().get(&slot).filter(|l| l.is_whole()) {
             out.extend_from_slice(&lane.save());
         }
         Ok(())

@@ -30,6 +30,16 @@ impl Lane {
         Self { origin: position, ..Self::default() }
     }
 
+    /// Whether every row lies at its position.
+    pub fn is_whole(&self) -> bool {
+        self.origin == 0
+    }
+
+    /// Rows in the layer's caches.
+    pub fn rows(&self) -> u32 {
+        self.rows
+    }
+
     fn waiting(&self, width: usize) -> usize {
         self.hidden.len() / width.max(1)
     }

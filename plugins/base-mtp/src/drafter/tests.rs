@@ -229,14 +229,31 @@ fn rows_of_an_unknown_past_are_not_read() {
     absorb(&chains, &layer, 0, &ids[..59], 40);
     assert_eq!(propose(&chains, &layer, &[ask(0, &ids, 5, 0.0)])[0], oracle(&ids, 40, 5));
 
-    // A record of another length is as good as none.
+    // Its rows are not at their positions: no snapshot may carry them.
     let mut record = List::new();
     chains.save(0, &mut record).unwrap();
+    assert!(record.is_empty());
+    assert_eq!(chains.draft_rows(0).unwrap(), DraftRows::Broken);
+
+    // A record of another length is as good as none.
+    let record = Lane::default().save();
     chains.begin(0).unwrap();
     chains.load(0, Slice::from(&record[..])).unwrap();
     chains.begun(0, Slice::from(&ids[..]), 32).unwrap();
     absorb(&chains, &layer, 0, &ids[..59], 32);
     assert_eq!(propose(&chains, &layer, &[ask(0, &ids, 5, 0.0)])[0], oracle(&ids, 32, 5));
+}
+
+#[test]
+fn rows_that_follow_from_the_ids_are_told() {
+    let (chains, layer) = (Chains::default(), Layer::new());
+    assert_eq!(chains.draft_rows(0).unwrap(), DraftRows::Good(0), "nothing yet");
+    let ids = text(90, 4);
+    absorb(&chains, &layer, 0, &ids[..64], 0);
+    assert_eq!(chains.draft_rows(0).unwrap(), DraftRows::Good(63), "the last row waits for its token");
+    absorb(&chains, &layer, 0, &ids[..66], 64);
+    assert_eq!(chains.draft_rows(0).unwrap(), DraftRows::Good(63), "a window's rows wait for the next chain");
+    assert_eq!(chains.backlog(0).unwrap(), 2);
 }
 
 #[test]
