@@ -346,11 +346,12 @@ impl Loop {
             Err(error) => return Err(self.rank.give_up(error).to_string()),
         };
         self.stats().rounds += u64::from(decodes);
+        // Before the events, so that whoever has a reply sees what was stored of it.
+        self.figures();
         for (slot, outcome) in &report.outcomes {
             self.apply(*slot, outcome.clone());
         }
         self.last = report;
-        self.figures();
         self.gauges();
         Ok(())
     }

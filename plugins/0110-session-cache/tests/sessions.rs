@@ -124,22 +124,22 @@ fn cached_tokens_are_the_entrys_length_and_requests_without_drafts_leave_the_sto
 
 #[test]
 fn a_restore_into_caches_that_hold_the_pages_copies_none() {
-    let rules = Rules { every: 512, fork_min: 1 };
+    let rules = Rules { every: 768, fork_min: 1 };
     let engine = engine(&options(1), 1, |_| hooks(Settings { rules, ..SETTINGS }));
-    let a = ids(1, 700);
+    let a = ids(1, 900);
     ask(&engine, request(a.clone(), 1));
-    assert_eq!(figure(&engine, "entries"), 2, "the mark at 512 and the prompt");
-    // What the slot keeps is of 700 tokens and no prefix of this one; the mark is in the store.
-    let forked = request([&a[..600], &ids(2, 30)].concat(), 4);
+    assert_eq!(figure(&engine, "entries"), 2, "the mark at 768 and the prompt");
+    // What the slot keeps is of 900 tokens and no prefix of this one; the mark is in the store.
+    let forked = request([&a[..800], &ids(2, 30)].concat(), 4);
     let (reply, stats) = ask(&engine, forked.clone());
-    assert_eq!((stats.cached_tokens, reply), (512, alone(&forked)));
+    assert_eq!((stats.cached_tokens, reply), (768, alone(&forked)));
     let pages = |name| figure(&engine, name);
     assert_eq!((pages("copied_pages"), pages("skipped_pages")), (0, 2));
     // Another conversation overwrites the slot: now they have to be copied.
     ask(&engine, request(ids(3, 300), 1));
-    let again = request([&a[..600], &ids(4, 30)].concat(), 4);
+    let again = request([&a[..800], &ids(4, 30)].concat(), 4);
     let (reply, stats) = ask(&engine, again.clone());
-    assert_eq!((stats.cached_tokens, reply), (512, alone(&again)));
+    assert_eq!((stats.cached_tokens, reply), (768, alone(&again)));
     assert_eq!((pages("copied_pages"), pages("skipped_pages")), (2, 2));
 }
 
@@ -226,7 +226,7 @@ fn an_index_that_differs_between_ranks_ends_the_engine_by_name() {
         hooks
     });
     ask(&engine, request(ids(1, 50), 1));
-    let handle = engine.submit(request(ids(2, 50), 1)).unwrap();
+    let handle = engine.submit(request(ids(2, 50), 500)).unwrap();
     let told = support::outcome(&handle).err().unwrap_or_default();
     assert!(told.contains("plugin 0110") && told.contains("differs between ranks"), "{told}");
 }
