@@ -265,7 +265,7 @@ fn faults_are_found() {
         (
             "fold = \"split\", request_key = \"b12x\"",
             "fold = \"any\", request_key = \"b12x\"",
-            "0240.bits: changes bits per request",
+            "0240: knob `bits`: it changes bits per request",
         ),
         (
             "{ service = \"costs\", need = \"required\"",
@@ -319,8 +319,8 @@ fn unknown_fields_and_bits_are_refused() {
     for (from, to, expected) in [
         ("uses = ", "use = ", "unknown field `use`"),
         ("bits = \"own(dense-q4)\"", "bits = \"dense-q4\"", "write own(name) or of(name)"),
-        ("phases = [\"W\", \"D\", \"P\"]", "phases = [\"V\"]", "unknown variant `V`"),
-        ("class = \"new-arithmetic\"", "class = \"fast\"", "unknown variant `fast`"),
+        ("phases = [\"W\", \"D\", \"P\"]", "phases = [\"V\"]", "`V` is no phase; valid are W, D, P"),
+        ("class = \"new-arithmetic\"", "class = \"fast\"", "`fast` is no class"),
     ] {
         let error = Map::parse(&TEXT.replacen(from, to, 1)).unwrap_err().to_string();
         assert!(error.contains(expected), "{from}: {error}");

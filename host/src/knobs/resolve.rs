@@ -230,8 +230,8 @@ fn choose<'s>(
         let loaded = loaded.plugin(&owner).is_some();
         let label = catalogue().label(&owner);
         let why = match owner.as_str() {
-            _ if loaded => format!("plugin {label} has no such knob"),
             "engine" | "server" | "launch" => format!("this program has no such settings of its {owner}"),
+            _ if loaded => format!("plugin {label} has no such knob"),
             _ => format!("plugin {label} is not loaded"),
         };
         report.push(format!("not used: {why}: {}", keys.join(", ")));
