@@ -184,7 +184,7 @@ impl Once<'_> {
         let key = format!("{what} `{name}`");
         match self.first.get(&key) {
             Some(other) => {
-                self.problems.push(format!("{other} and {owner} both bring {key}: load one of them"))
+                self.problems.push(format!("{other} and {owner} both bring {key}: load one of them"));
             }
             None => {
                 self.first.insert(key, owner.to_owned());

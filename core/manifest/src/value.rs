@@ -1,5 +1,7 @@
 //! From what people write to values.
 
+use std::fmt::Write as _;
+
 use plugfold_abi::{KnobValue, TextBuf};
 
 use crate::{Expr, KnobSchema, KnobType, Names, ValueError};
@@ -226,7 +228,7 @@ impl KnobSchema {
     pub fn allowed(&self, names: &dyn Names) -> String {
         let range = self.range.as_ref().map(|range| range.describe(names)).unwrap_or_default();
         let choices = self.choices.join(", ");
-        let mut text = match self.type_ {
+        let values = match self.type_ {
             KnobType::Bool => "0 or 1".to_owned(),
             KnobType::Int => format!("a whole number {range}"),
             KnobType::Float => format!("a number {range}"),
@@ -243,17 +245,17 @@ impl KnobSchema {
             KnobType::Path => "a path".to_owned(),
             KnobType::Custom => self.form.clone().unwrap_or_else(|| "a text".to_owned()),
         };
-        text = text.trim_end().to_owned();
+        let mut text = values.trim_end().to_owned();
         if let Some(step) = self.step {
-            text += &format!(", a multiple of {step}");
+            let _ = write!(text, ", a multiple of {step}");
         }
         if let Some(rule) = &self.rule {
-            text += &format!(", {rule}");
+            let _ = write!(text, ", {rule}");
         }
         let further = if self.type_ == KnobType::Int { self.choices.as_slice() } else { &[] };
         let words: Vec<&str> = further.iter().chain(&self.words).map(String::as_str).collect();
         if !words.is_empty() {
-            text += &format!(", or {}", words.join(", "));
+            let _ = write!(text, ", or {}", words.join(", "));
         }
         text
     }
