@@ -1,6 +1,8 @@
 //! Case 40: a key that nobody knows is refused with the nearest one that somebody does; what an orchestrator puts into the
 //! environment is no setting; two owners of one name refuse to start.
 
+#![allow(clippy::unwrap_used)]
+
 use plugfold_tests::catalogue::{manifests, resolve};
 
 use plugfold::knobs::{Asked, Resolved, Sources};

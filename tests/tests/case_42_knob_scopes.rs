@@ -1,5 +1,7 @@
 //! Case 42: what a request may not set is a 400 that says why; what it may set is in the reply; nothing is taken in silence.
 
+#![allow(clippy::unwrap_used)]
+
 use std::sync::Arc;
 
 use plugfold::http::HttpSettings;
@@ -16,7 +18,7 @@ fn server() -> TestServer {
     server
 }
 
-fn refusal(server: &TestServer, knobs: Value, stream: bool) -> String {
+fn refusal(server: &TestServer, knobs: &Value, stream: bool) -> String {
     let reply = server.chat("hello", json!({"tf_knobs": knobs, "stream": stream}));
     let body = reply.json();
     assert_eq!((reply.status, &body["error"]["param"]), (400, &json!("tf_knobs")), "{body}");
@@ -48,11 +50,11 @@ fn wrong_knobs_are_refused_with_the_reason() {
         (json!("lookup"), "tf_knobs"),
     ] {
         for stream in [false, true] {
-            let message = refusal(&server, knobs.clone(), stream);
+            let message = refusal(&server, &knobs, stream);
             assert!(message.contains(expected), "{knobs}: expected {expected:?}, was told {message:?}");
         }
     }
-    assert!(refusal(&server, json!({"x".repeat(100_000): 1}), false).len() < 1000);
+    assert!(refusal(&server, &json!({"x".repeat(100_000): 1}), false).len() < 1000);
 }
 
 #[test]
@@ -79,14 +81,14 @@ fn an_owner_may_refuse_a_value() {
     });
     let server = TestServer::with(HttpSettings { knobs: Arc::new(table), ..settings() }, 4096, 4);
     server.scripts.set("hello", say("hi"));
-    let message = refusal(&server, json!({"calib_online": 1}), false);
+    let message = refusal(&server, &json!({"calib_online": 1}), false);
     assert!(message.contains("key \"calib_online\" cannot be 1: several requests run at once"), "{message}");
 }
 
 #[test]
 fn a_server_without_knobs_says_so() {
     let server = TestServer::start();
-    let message = refusal(&server, json!({"lookup": 1}), false);
+    let message = refusal(&server, &json!({"lookup": 1}), false);
     assert!(message.contains("has not loaded; this server has no request knobs"), "{message}");
 }
 

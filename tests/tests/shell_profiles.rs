@@ -1,5 +1,7 @@
 //! Shell profiles with every published key load unchanged, with all of their plugins and with few.
 
+#![allow(clippy::unwrap_used)]
+
 use plugfold::knobs::{EnvFile, Import, Resolved};
 use plugfold_tests::catalogue::resolve;
 use plugfold_tests::hooks::map;

@@ -279,17 +279,6 @@ impl KnobSchema {
             _ => None,
         }
     }
-
-    /// Whether a value is the one that means "not used": 0, off, none, an empty list.
-    pub fn is_off(value: &KnobValue) -> bool {
-        match value {
-            KnobValue::Bool(on) => !on,
-            KnobValue::Int(number) => *number == 0,
-            KnobValue::Float(bits) => f64::from_bits(*bits) == 0.0,
-            KnobValue::Text(text) => matches!(text.as_str(), "" | "0" | "off" | "none" | "empty"),
-            KnobValue::List(items) => items.is_empty(),
-        }
-    }
 }
 
 fn items(raw: &Raw, between: &[char]) -> Option<Vec<String>> {

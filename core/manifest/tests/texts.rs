@@ -1,5 +1,7 @@
 //! What manifests, expressions and values may look like, and what is said about those that may not.
 
+#![allow(clippy::unwrap_used)]
+
 use plugfold_abi::KnobValue;
 use plugfold_manifest::{Class, Expr, KnobSchema, Loaded, Manifest, Range, Raw, env_name};
 use proptest::prelude::*;

@@ -93,12 +93,11 @@ fn said<'f>(
     let mut said = Vec::new();
     let mut problems = Vec::new();
     for (name, value, line) in &file.values {
-        match owner_of(name, own, here) {
-            Some((owner, key)) => said.push(Said { name, value, line: *line, owner, key }),
-            None => {
-                let mend = did_you_mean(name, catalogue().aliases.keys().map(String::as_str));
-                problems.push(format!("line {line}: nobody knows `{name}`; {mend}"));
-            }
+        if let Some((owner, key)) = owner_of(name, own, here) {
+            said.push(Said { name, value, line: *line, owner, key });
+        } else {
+            let mend = did_you_mean(name, catalogue().aliases.keys().map(String::as_str));
+            problems.push(format!("line {line}: nobody knows `{name}`; {mend}"));
         }
     }
     for (name, value) in OTHER_DEFAULTS {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use plugfold_abi::{Knob, KnobValue, Maybe};
+use plugfold_abi::{Knob, KnobValue, Maybe, TextBuf};
 use plugfold_manifest::{Loaded, Manifest, OwnedKnob, Raw, Scope, did_you_mean};
 
 use super::builtin::{LIMITS_OWNER, SETTINGS_OWNERS, manifests as builtin};
@@ -213,12 +213,11 @@ fn choose<'s>(
                 && variable(given)
                 && other.raw != given.raw
             {
+                // Without the values: they may be secrets.
                 return Err(ConfigError::Wrong(format!(
-                    "{} = {} and {} = {} are both {}: set one of them",
+                    "{} and {} are both {}, with different values: set one of them",
                     other.origin,
-                    other.raw,
                     given.origin,
-                    given.raw,
                     shown(knob)
                 )));
             }
@@ -427,7 +426,7 @@ fn settings(loaded: &Loaded, values: &[Value]) -> Result<Settings, ConfigError> 
             KnobValue::Float(bits) => json!(f64::from_bits(*bits)),
             KnobValue::Text(text) if text.as_str().is_empty() => continue,
             KnobValue::Text(text) => json!(text.as_str()),
-            KnobValue::List(items) => json!(items.iter().map(|item| item.as_str()).collect::<Vec<_>>()),
+            KnobValue::List(items) => json!(items.iter().map(TextBuf::as_str).collect::<Vec<_>>()),
         };
         if knob.owner == LIMITS_OWNER {
             limits.insert(knob.schema.key.clone(), json);

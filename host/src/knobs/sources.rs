@@ -194,7 +194,7 @@ impl Sources {
                 });
             }
         }
-        given.sort_by(|a, b| a.origin.to_string().cmp(&b.origin.to_string()));
+        given.sort_by_key(|given| given.origin.to_string());
         given
     }
 }

@@ -42,7 +42,9 @@ pub struct KnobTable {
 
 /// Gives the reason why a knob cannot have a value, where its owner knows one.
 #[derive(Clone)]
-struct Veto(Arc<dyn Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync>);
+struct Veto(Arc<Reason>);
+
+type Reason = dyn Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync;
 
 impl std::fmt::Debug for Veto {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -210,9 +212,10 @@ impl KnobTable {
     fn unknown(&self, key: &str) -> KnobError {
         let key: String = key.chars().take(SHOWN).collect();
         let list = || self.knobs.iter().map(|knob| knob.key.as_str());
-        let valid = match self.knobs.is_empty() {
-            true => "this server has no request knobs".to_owned(),
-            false => format!("valid are {}", list().collect::<Vec<_>>().join(", ")),
+        let valid = if self.knobs.is_empty() {
+            "this server has no request knobs".to_owned()
+        } else {
+            format!("valid are {}", list().collect::<Vec<_>>().join(", "))
         };
         let absent = || {
             let setting = catalogue().owners.iter().find(|(_, known)| known.keys.contains(&key));

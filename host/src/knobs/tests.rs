@@ -153,7 +153,7 @@ fn wrong_settings_name_place_and_mend() {
             "",
             &[("GLM53_TF_PREFILL_ROWS", "4"), ("PLUGFOLD_0003_PREFILL_ROWS", "5")],
             &[],
-            "are both 0003.prefill_rows: set one of them",
+            "are both 0003.prefill_rows, with different values: set one of them",
         ),
     ] {
         let error = resolve(profile, variables, sets).unwrap_err();
@@ -161,6 +161,17 @@ fn wrong_settings_name_place_and_mend() {
     }
     resolve("", &[("GLM53_TF_PREFILL_ROWS", "4"), ("PLUGFOLD_0003_PREFILL_ROWS", "4")], &[]).unwrap();
     resolve("", &[("GLM53_TF_PREFILL_ROWS", ""), ("PLUGFOLD_TEST_X", "4")], &[]).unwrap();
+}
+
+#[test]
+fn secrets_are_shown_nowhere() {
+    let resolved = resolve("", &[("PLUGFOLD_API_KEY", "hush-hush")], &[]).unwrap();
+    assert_eq!(resolved.settings.api_key.as_deref(), Some("hush-hush"));
+    let shown = resolved.show();
+    assert!(shown.contains("(not shown)") && !shown.contains("hush"), "{shown}");
+    let twice = [("PLUGFOLD_API_KEY", "hush-hush"), ("PLUGFOLD_SERVER_API_KEY", "hush")];
+    let error = resolve("", &twice, &[]).unwrap_err();
+    assert!(error.contains("$PLUGFOLD_API_KEY") && !error.contains("hush"), "{error}");
 }
 
 #[test]

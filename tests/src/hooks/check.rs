@@ -252,9 +252,9 @@ fn knob_problems(knob: &Knob) -> Vec<String> {
 fn manifests(map: &Map, found: &mut Vec<String>) {
     for entry in map.all() {
         let mut manifest = entry.manifest.clone();
-        manifest.version = "1.0.0".to_owned();
+        "1.0.0".clone_into(&mut manifest.version);
         if manifest.title.is_empty() {
-            manifest.title = "an entry of the map".to_owned();
+            "an entry of the map".clone_into(&mut manifest.title);
         }
         let built_in = ["engine", "server", "launch"].contains(&entry.id.as_str());
         let about_plugins = |problem: &String| problem.starts_with("id ") || problem.starts_with("name ");

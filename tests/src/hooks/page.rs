@@ -303,7 +303,7 @@ fn section(map: &Map, entry: &Entry, page: &mut String) {
             parts.push(format!("words {}", code(&extension.words)));
         }
         if let (Some(fold), Some(key)) = (extension.fold, &extension.request_key) {
-            parts.push(format!("per request as `{key}`, fold {}", fold));
+            parts.push(format!("per request as `{key}`, fold {fold}"));
         }
         let text = format!("`{}`: {}", extension.knob, parts.join("; "));
         line(page, "extends knob", &with_note(text, extension.note.as_deref()));
