@@ -159,7 +159,8 @@ pub static ROUTES: [Route; 14] = [
         paths: Paths::EndingIn("/chat/completions", &["/v1/chat/completions"]),
         purpose: "chat",
         detail: "Any path with this end. Reasoning comes in `reasoning` and `reasoning_content` (setting `reasoning_fields`), \
-                 calls in `tool_calls`.",
+                 calls in `tool_calls`. Images in a message's parts are `data:` URLs of PNG, JPEG, WebP or GIF; nothing is \
+                 fetched.",
         body: Some(&bodies::CHAT),
         answers: &[
             json("a `chat.completion` with one choice, `usage`, and measurements under `tensorfold`."),
