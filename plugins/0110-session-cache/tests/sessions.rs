@@ -66,8 +66,7 @@ fn play(
         })
     };
     let system = ids(1, 300);
-    let mut sessions: Vec<Vec<u32>> =
-        (0..3).map(|s| [&system[..], &ids(10 + s, 40)].concat()).collect();
+    let mut sessions: Vec<Vec<u32>> = (0..3).map(|s| [&system[..], &ids(10 + s, 40)].concat()).collect();
     let mut one = start();
     let mut out = Vec::new();
     for (i, &s) in order.iter().enumerate() {

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use plugfold_0120_batch_v2::planner::{Batch, Settings, Slots};
 use plugfold_0120_batch_v2::stats::Stats;
-use plugfold_abi::points::{
-    Limits, LimitsLink, LimitsLinkObject, ObserverObject, PlannerObject, SlotMemory,
-};
+use plugfold_abi::points::{Limits, LimitsLink, LimitsLinkObject, ObserverObject, PlannerObject, SlotMemory};
 use plugfold_abi::{OpError, Phase};
 use plugfold_engine::core::{Core, CoreOptions, SeqRows, Want};
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::service::{Event, Finish, Request, Service};
 use plugfold_engine::split::Split;
 
-use support::{SAMPLED, SaveMoment, Seen, States, alone, ask, engine, guesses, ids, options, outcome, request};
+use support::{
+    SAMPLED, SaveMoment, Seen, States, alone, ask, engine, guesses, ids, options, outcome, request,
+};
 
 const SETTINGS: Settings = Settings { piece: 48, share: 0.5, reserve: 0, admit: 0 };
 
@@ -110,7 +110,8 @@ fn a_prompt_in_pieces_ends_in_the_state_of_one_prefill() {
     let states = |piece: Option<u32>| -> (States, usize) {
         let kept = Arc::new(Mutex::new(None));
         let engine = engine(&options(2), 1, |rank| {
-            let mut hooks = piece.map_or_else(Hooks::default, |piece| batch(Settings { piece, ..SETTINGS }, rank));
+            let mut hooks =
+                piece.map_or_else(Hooks::default, |piece| batch(Settings { piece, ..SETTINGS }, rank));
             *kept.lock().unwrap() = Some(support::spy(&mut hooks));
             hooks
         });

@@ -11,7 +11,7 @@ use plugfold_abi::points::{
     ObserverObject, Proposal, RequestFacts, RoundDone, Rule, SaveFacts, SaveKind, SequenceEvent,
     SequenceFacts, Sequences, SequencesObject, Store, StoreObject, StoreOffer, interest,
 };
-use plugfold_abi::{Addressing, List, OpError, Slice, Text, TextBuf};
+use plugfold_abi::{Addressing, List, Maybe, OpError, Slice, Text, TextBuf};
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
@@ -132,9 +132,9 @@ impl Store for Spy {
                 sequences.gather(save.slot, i as u32, 0, rows, &mut bytes)?;
             }
         }
-        let digest = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
-            (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3)
-        });
+        let digest = bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
         self.0.lock().unwrap().insert((moment, save.ids.to_vec()), digest);
         Ok(List::new())
     }
@@ -171,7 +171,11 @@ impl Drafter for Guess {
             let all = ask.ids.get_ref();
             let before = &all[..all.len() - 1];
             let at = before.iter().rposition(|id| *id == ask.pending).unwrap_or(0);
-            let found = if self.blind { ids(u64::from(ask.length), 8) } else { before[at..].iter().skip(1).copied().collect() };
+            let found = if self.blind {
+                ids(u64::from(ask.length), 8)
+            } else {
+                before[at..].iter().skip(1).copied().collect()
+            };
             let tokens: Vec<u32> = found.into_iter().take(ask.budget as usize).collect();
             Proposal { tokens: tokens.into(), probabilities: List::new() }
         };
@@ -183,8 +187,8 @@ impl Drafter for Guess {
 struct ByName;
 
 impl DraftPolicy for ByName {
-    fn accepts(&self, _: Text<'_>) -> Result<bool, OpError> {
-        Ok(true)
+    fn accepts(&self, policy: Text<'_>) -> Result<Maybe<TextBuf>, OpError> {
+        Ok(Maybe::RSome(policy.get_str().into()))
     }
     fn decide(&self, facts: Slice<'_, SequenceFacts<'_>>, choices: &mut List<Choice>) -> Result<(), OpError> {
         for (f, choice) in facts.iter().zip(choices.iter_mut()) {
@@ -219,7 +223,8 @@ impl Observer for Watch {
     }
     fn round(&self, done: &RoundDone) -> Result<(), OpError> {
         let RoundDone { round, prefill_rows, decoded, window_rows, kept } = done;
-        let line = format!("round {round} prefill {prefill_rows} decoded {decoded} rows {window_rows} kept {kept}");
+        let line =
+            format!("round {round} prefill {prefill_rows} decoded {decoded} rows {window_rows} kept {kept}");
         self.0.lock().unwrap().push(line);
         Ok(())
     }
