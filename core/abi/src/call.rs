@@ -72,3 +72,26 @@ pub struct Call<'a> {
     /// Request knobs of the call's sequences, folded, by their number (see [`crate::KnobId`]).
     pub knobs: Slice<'a, KnobValue>,
 }
+
+impl<'a> Call<'a> {
+    /// A call with nothing but its operation, for tests of plugins.
+    pub fn of(op: &'a str, phase: Phase, round: &'a RoundTable<'a>) -> Self {
+        Self {
+            op: Text::from(op),
+            layer: 0,
+            site: 0,
+            phase,
+            rows: Span::ALL,
+            seqs: Span::ALL,
+            inputs: [View::EMPTY; MAX_INPUTS],
+            outputs: [View::EMPTY; MAX_OUTPUTS],
+            weights: [None; MAX_WEIGHTS],
+            caches: [CacheView::EMPTY; MAX_CACHES],
+            dims: [0; MAX_DIMS],
+            params: [0.0; MAX_PARAMS],
+            round,
+            comm: None,
+            knobs: Slice::default(),
+        }
+    }
+}

@@ -41,5 +41,8 @@ pub use slice::{Slice, SliceMut, Text};
 pub use tensor::{DType, View};
 pub use weight::{Segment, Weight, formats};
 
+/// Digest of this crate's sources: of the boundary that whoever links it was built against.
+pub const BUILD: &str = build_id!();
+
 /// Ids at or above this are virtual: rows of an attachment (an image), not of the embedding table.
 pub const FIRST_VIRTUAL_ID: u32 = 1 << 24;

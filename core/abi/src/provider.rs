@@ -58,6 +58,30 @@ pub struct Query<'a> {
     pub knobs: Slice<'a, KnobValue>,
 }
 
+impl<'a> Query<'a> {
+    /// A query with nothing but its operation, for tests of plugins.
+    pub fn of(op: &'a str, phase: Phase) -> Self {
+        Self {
+            op: Text::from(op),
+            program: Text::EMPTY,
+            layer: 0,
+            site: 0,
+            phase,
+            device_class: Text::EMPTY,
+            rows: 1,
+            seqs: 1,
+            dims: [0; MAX_DIMS],
+            weight_roles: [Text::EMPTY; MAX_WEIGHTS],
+            weight_formats: [Text::EMPTY; MAX_WEIGHTS],
+            caches: [CacheKind::NONE; MAX_CACHES],
+            input_types: [DType::F32; MAX_INPUTS],
+            output_types: [DType::F32; MAX_OUTPUTS],
+            words: Slice::default(),
+            knobs: Slice::default(),
+        }
+    }
+}
+
 /// A provider's own 64 bytes (a tile, a grid) that `run` gets back.
 pub type Plan = [u8; 64];
 

@@ -49,7 +49,7 @@ impl Effect {
 }
 
 /// One request knob.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnobSpec {
     /// `owner.key`, for messages.
     pub name: String,

@@ -235,7 +235,10 @@ impl Rank {
 }
 
 /// The sizes asked for, as plugins raise them.
-fn raised(options: &Options, hooks: &Hooks) -> Result<Limits, StartError> {
+///
+/// # Errors
+/// A plugin that fails, lowers a limit, or leaves a chunk size over the largest.
+pub fn raised(options: &Options, hooks: &Hooks) -> Result<Limits, StartError> {
     let mut limits = Limits {
         context: options.context.map_or(0, |c| c as u32),
         slots: options.slots as u32,

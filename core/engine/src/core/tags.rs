@@ -3,6 +3,8 @@
 use plugfold_abi::{KnobValue, Phase};
 
 use super::{Core, LoadError, ResolveError};
+use crate::config::{Attention, Indexer, Mlp};
+use crate::program::Described;
 use crate::program::build::kinds;
 use crate::program::common_grid;
 
@@ -18,6 +20,46 @@ pub struct Tag {
 }
 
 impl Core {
+    /// What each step of a phase resolves to, for whoever asks who runs what: the largest window, a full chunk, a draft.
+    /// A model without a draft head has no draft phase.
+    ///
+    /// # Errors
+    /// A program that does not resolve.
+    pub fn described(&mut self, phase: Phase) -> Result<Vec<Described>, LoadError> {
+        let (kind, rows) = match phase {
+            Phase::Draft if !self.has_mtp => return Ok(Vec::new()),
+            Phase::Draft => (kinds::MTP, 1),
+            Phase::Window => (kinds::FORWARD, self.capacity.window_rows as u32),
+            Phase::Prefill => (kinds::FORWARD, 64),
+        };
+        let knobs = self.hooks.knobs.defaults.clone();
+        let mut all = Vec::new();
+        for select in [false, true] {
+            let mut shape = Self::shape(kind, phase, rows, 1, 1, select);
+            self.stages.words(&self.hooks, &mut shape, (&[rows][..], &[0][..], &[0][..]), &knobs)?;
+            let steps = self.program(&shape)?.describe();
+            // Long sequences run the same steps but for those that choose keys.
+            let new: Vec<Described> = steps.into_iter().filter(|step| !select || !all.contains(step)).collect();
+            all.extend(new);
+        }
+        Ok(all)
+    }
+
+    /// What kind of layer one is, in words; empty outside of the layers.
+    pub fn layer_kind(&self, layer: u32) -> String {
+        let Some(kind) = self.config.layers.get(layer as usize) else { return "outside".into() };
+        let attention = match kind.attention {
+            Attention::Kda => "kda",
+            Attention::Mla { indexer: Indexer::Own } => "mla",
+            Attention::Mla { indexer: Indexer::Shared } => "mla, shared index",
+        };
+        let mlp = match kind.mlp {
+            Mlp::Dense => "dense",
+            Mlp::Sparse => "experts",
+        };
+        format!("{attention} + {mlp}")
+    }
+
     /// Arithmetic names of a phase for these knobs, sorted, and the grid of its states.
     ///
     /// # Errors

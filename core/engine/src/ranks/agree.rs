@@ -1,7 +1,9 @@
 //! Agreements: values that every rank must know, or must have alike, before any goes on.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
+use super::control::Control;
 use super::{Difference, EndKind, RankError, World};
 
 /// A line's name, which of the lines of this name, and each rank's value.
@@ -87,6 +89,24 @@ impl World {
     fn unread(&self, rank: usize, label: &str, why: &str) -> RankError {
         let reason = format!("rank {rank}'s part of agreement `{label}` is of another kind ({why})");
         self.fate.blame(rank, EndKind::OutOfStep, reason)
+    }
+}
+
+/// A world's agreements, for who does not hold the world: what plugins agree on while they start.
+#[derive(Clone)]
+pub struct Agreements(Arc<Control>);
+
+impl Agreements {
+    pub(super) fn new(control: &Arc<Control>) -> Self {
+        Self(Arc::clone(control))
+    }
+
+    /// As [`World::gather_to_all`].
+    ///
+    /// # Errors
+    /// [`RankError::Ended`].
+    pub fn gather(&self, label: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, RankError> {
+        self.0.gather(label, mine)
     }
 }
 

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use agree::SettingsDigest;
+pub use agree::{Agreements, SettingsDigest};
 pub use comm::TcpComm;
 pub use control::CONTROL_LIMIT;
 pub use error::{Difference, End, EndKind, RankError};
@@ -181,6 +181,11 @@ impl World {
     /// The collectives of this rank.
     pub fn comm(&self) -> Arc<TcpComm> {
         Arc::clone(&self.comm)
+    }
+
+    /// Agreements for who does not hold this world. They end with it.
+    pub fn agreements(&self) -> Agreements {
+        Agreements::new(&self.control)
     }
 
     /// Rank 0: sends a message of at most [`CONTROL_LIMIT`] bytes to every follower.

@@ -1,0 +1,117 @@
+//! Loading one library. From here on its code runs.
+
+use std::path::Path;
+
+use plugfold_abi::boundary::{Give, Interface as _, Offer, Opaque, ROOT_SYMBOL, Root};
+use plugfold_abi::life::{Plugin as _, PluginObject, Setup};
+use plugfold_abi::points::HostObject;
+use plugfold_abi::{ErrorKind, Knob, Knobs, Slice, Text};
+use plugfold_engine::hooks::Hooks;
+use plugfold_manifest::Manifest;
+
+/// Why a library is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What happened, and the mend where there is one.
+    pub why: String,
+    /// Whether the library itself is at fault. Otherwise it may start with other settings.
+    pub broken: bool,
+}
+
+impl Refusal {
+    fn broken(why: impl Into<String>) -> Self {
+        Self { why: why.into(), broken: true }
+    }
+}
+
+/// Takes one offer over for the caller of a root function.
+unsafe extern "C" fn collect(context: *mut Opaque, offer: Offer) {
+    // SAFETY: `open` passes the address of its list, which outlives the call.
+    let offers = unsafe { &mut *context.cast::<Vec<Offer>>() };
+    offers.push(offer);
+}
+
+/// Loads a library and takes its plugin. The library stays for the rest of the process.
+///
+/// # Errors
+/// A file that the system does not load, no root function, a root that fails, an offer that does not fit.
+pub fn open(path: &Path) -> Result<PluginObject, Refusal> {
+    // SAFETY: loading runs the library's constructors. Its note says that it is a plugin of this boundary, and it has
+    // been loaded in a process of its own before.
+    let library = unsafe { libloading::Library::new(path) }
+        .map_err(|e| Refusal::broken(format!("the system does not load it: {}", chain(&e))))?;
+    // SAFETY: the root function has this signature in every library of this major version.
+    let root = unsafe { library.get::<Root>(ROOT_SYMBOL) }
+        .map(|symbol| *symbol)
+        .map_err(|_| Refusal::broken(format!("it exports no {ROOT_SYMBOL}: use plugfold_abi::export!")))?;
+    // Nothing says when the last pointer into a library is gone.
+    std::mem::forget(library);
+    let mut offers: Vec<Offer> = Vec::new();
+    let give: Give = collect;
+    // SAFETY: `collect` is given what it expects, and the list lives until the root returns.
+    let code = unsafe { root((&raw mut offers).cast(), give) };
+    let found = offers.into_iter().find(|offer| offer.interface() == PluginObject::NAME);
+    match (code, found) {
+        (0, Some(offer)) => offer.take::<PluginObject>().map_err(|e| Refusal::broken(e.to_string())),
+        (0, None) => Err(Refusal::broken("its root offers no plugin")),
+        (code, _) => Err(Refusal::broken(format!("its root failed (code {code}): its constructor panicked"))),
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}
+
+/// Compares what a plugin says of itself with what its note says.
+///
+/// # Errors
+/// They differ, or it does not say.
+pub fn describe(plugin: &PluginObject, note: &str) -> Result<(), Refusal> {
+    let said = plugin.describe().map_err(|e| Refusal::broken(format!("it cannot describe itself: {e}")))?;
+    if said.as_str() == note {
+        return Ok(());
+    }
+    let pairs = note.lines().zip(said.as_str().lines());
+    let differ = pairs.into_iter().find(|(note, said)| note != said);
+    let differ = differ.map_or_else(String::new, |(note, said)| format!(": the file says `{note}`, it says `{said}`"));
+    Err(Refusal::broken(format!("its manifest lies{differ}: export the text that describe gives")))
+}
+
+/// Configures a plugin and takes its hooks.
+///
+/// # Errors
+/// It refuses its settings, panics, or registers something else than its manifest says.
+pub fn configure(
+    plugin: &PluginObject,
+    manifest: &Manifest,
+    knobs: &[Knob],
+    host: &HostObject,
+    device: &str,
+    hooks: &mut Hooks,
+) -> Result<(), Refusal> {
+    let setup = Setup { knobs: Knobs { all: Slice::from(knobs) }, host, device_class: Text::from(device) };
+    let offers = plugin.configure(&setup).map_err(|e| Refusal {
+        why: format!("it cannot be configured: {e}"),
+        broken: e.kind == ErrorKind::Panicked,
+    })?;
+    let mut above = manifest.over.clone();
+    above.extend(manifest.extends.iter().cloned());
+    let mut interfaces = Vec::with_capacity(offers.len());
+    for offer in offers {
+        interfaces.push(offer.interface());
+        hooks.add(&manifest.id, &above, offer).map_err(|e| Refusal::broken(format!("it {e}")))?;
+    }
+    let mut operations = Vec::new();
+    for provider in hooks.providers.iter().filter(|h| *h.owner == *manifest.id) {
+        let op = provider.call(|p| plugfold_abi::Provider::op(p));
+        operations.push(op.map_err(|e| Refusal::broken(format!("its provider cannot say its operation: {e}")))?.to_string());
+    }
+    super::declared::compare(manifest, &interfaces, &operations)
+        .map_err(|lie| Refusal::broken(format!("its manifest lies: {lie}")))
+}

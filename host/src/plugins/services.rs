@@ -1,0 +1,186 @@
+//! What the host offers to each plugin: who it is among the ranks, log, figures, a folder, agreements, services of others.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use plugfold_abi::boundary::Shared;
+use plugfold_abi::points::{Host, Level, Services};
+use plugfold_abi::{List, Maybe, OpError, Slice, Text, TextBuf};
+
+use super::agree::Desk;
+
+/// Most figures of one plugin, and longest name of one.
+const MOST_FIGURES: usize = 256;
+const LONGEST_NAME: usize = 100;
+
+/// A named number of a plugin.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Figure {
+    /// Only grows.
+    Counter(f64),
+    /// Is set.
+    Gauge(f64),
+}
+
+/// Figures of all plugins by (plugin, name), for the metrics page.
+#[derive(Debug, Default)]
+pub struct Figures(Mutex<BTreeMap<(Arc<str>, String), Figure>>);
+
+impl Figures {
+    /// All of them now: plugin, name, figure.
+    pub fn all(&self) -> Vec<(String, String, Figure)> {
+        lock(&self.0).iter().map(|((plugin, name), f)| (plugin.to_string(), name.clone(), *f)).collect()
+    }
+
+    fn change(
+        &self,
+        plugin: &Arc<str>,
+        name: &str,
+        new: Figure,
+        change: impl FnOnce(&mut Figure) -> Result<(), OpError>,
+    ) -> Result<(), OpError> {
+        let mut all = lock(&self.0);
+        let key = (plugin.clone(), name.to_owned());
+        if let Some(figure) = all.get_mut(&key) {
+            return change(figure);
+        }
+        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(good) {
+            return Err(OpError::new(format!(
+                "figure {name:?}: write small letters, digits and `_`, {LONGEST_NAME} at most"
+            )));
+        }
+        if all.keys().filter(|(p, _)| p == plugin).count() >= MOST_FIGURES {
+            return Err(OpError::new(format!(
+                "figure {name:?} would be one more than the {MOST_FIGURES} that a plugin may have"
+            )));
+        }
+        let mut figure = new;
+        change(&mut figure)?;
+        all.insert(key, figure);
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The host as one plugin sees it.
+pub struct HostFor {
+    /// The plugin's id.
+    pub plugin: Arc<str>,
+    /// Its figures go here.
+    pub figures: Arc<Figures>,
+    /// The folder under which it gets one of its own.
+    pub cache: PathBuf,
+    /// The ranks.
+    pub desk: Arc<Desk>,
+}
+
+impl Host for HostFor {
+    fn rank(&self) -> Result<u32, OpError> {
+        Ok(self.desk.rank())
+    }
+
+    fn ranks(&self) -> Result<u32, OpError> {
+        Ok(self.desk.ranks())
+    }
+
+    fn log(&self, level: Level, message: Text<'_>) -> Result<(), OpError> {
+        let (plugin, message) = (&*self.plugin, message.get_str());
+        match level {
+            Level::Debug => tracing::debug!(plugin, "{message}"),
+            Level::Info => tracing::info!(plugin, "{message}"),
+            Level::Warn => tracing::warn!(plugin, "{message}"),
+        }
+        Ok(())
+    }
+
+    fn count(&self, name: Text<'_>, delta: f64) -> Result<(), OpError> {
+        self.figures.change(&self.plugin, &name, Figure::Counter(0.0), |figure| match figure {
+            Figure::Counter(value) if delta.is_finite() && delta >= 0.0 => {
+                *value += delta;
+                Ok(())
+            }
+            Figure::Counter(_) => Err(OpError::new(format!("counter {name:?} cannot grow by {delta}"))),
+            Figure::Gauge(_) => Err(OpError::new(format!("{name:?} is a gauge already"))),
+        })
+    }
+
+    fn gauge(&self, name: Text<'_>, value: f64) -> Result<(), OpError> {
+        self.figures.change(&self.plugin, &name, Figure::Gauge(value), |figure| match figure {
+            Figure::Gauge(old) => {
+                *old = value;
+                Ok(())
+            }
+            Figure::Counter(_) => Err(OpError::new(format!("{name:?} is a counter already"))),
+        })
+    }
+
+    fn cache_folder(&self) -> Result<TextBuf, OpError> {
+        let folder = self.cache.join("plugins").join(&*self.plugin);
+        let told = |e: std::io::Error| OpError::new(format!("cache folder {}: {e}", folder.display()));
+        std::fs::create_dir_all(&folder).map_err(told)?;
+        let text = folder.to_str();
+        let text = text.ok_or_else(|| OpError::new(format!("cache folder {folder:?} is not UTF-8")))?;
+        Ok(text.into())
+    }
+
+    fn agree(&self, what: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
+        let all = self.desk.ask(&self.plugin, &what, &mine).map_err(OpError::new)?;
+        Ok(all.into_iter().map(List::from).collect())
+    }
+}
+
+/// Services of the plugins before one.
+pub struct ServicesOf(pub Vec<Shared>);
+
+impl Services for ServicesOf {
+    fn find(&self, interface: Text<'_>) -> Result<Maybe<Shared>, OpError> {
+        let found = self.0.iter().find(|shared| shared.interface() == interface.get_str());
+        Ok(found.copied().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> HostFor {
+        HostFor {
+            plugin: "0003".into(),
+            figures: Arc::default(),
+            cache: PathBuf::from("/nowhere"),
+            desk: Arc::new(Desk::alone()),
+        }
+    }
+
+    #[test]
+    fn figures_are_kept_by_plugin_and_bounded() {
+        let host = host();
+        host.count("chunks".into(), 2.0).unwrap();
+        host.count("chunks".into(), 1.0).unwrap();
+        host.gauge("rows".into(), 64.0).unwrap();
+        host.gauge("rows".into(), 32.0).unwrap();
+        let all = host.figures.all();
+        assert_eq!(all[0], ("0003".into(), "chunks".into(), Figure::Counter(3.0)));
+        assert_eq!(all[1], ("0003".into(), "rows".into(), Figure::Gauge(32.0)));
+        assert!(host.count("rows".into(), 1.0).is_err() && host.gauge("chunks".into(), 1.0).is_err());
+        assert!(host.count("chunks".into(), -1.0).is_err() && host.count("x".into(), f64::NAN).is_err());
+        assert!(host.count("Not a name".into(), 1.0).is_err() && host.gauge("".into(), 1.0).is_err());
+        for i in 0..MOST_FIGURES - 2 {
+            host.count(format!("n{i}").as_str().into(), 1.0).unwrap();
+        }
+        let told = host.count("one_more".into(), 1.0).unwrap_err().to_string();
+        assert!(told.contains("256"), "{told}");
+    }
+
+    #[test]
+    fn alone_everything_is_agreed() {
+        let all = host().agree("x".into(), Slice::from(&[1u8, 2][..])).unwrap();
+        assert_eq!(all.len(), 1);
+        assert_eq!(all[0].as_slice(), [1, 2]);
+    }
+}
