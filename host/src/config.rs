@@ -56,6 +56,8 @@ pub struct Settings {
     pub ranks: usize,
     /// Where the model runs.
     pub device: Device,
+    /// Transport of collectives between ranks, by its name; without it the one that is built in.
+    pub transport: Option<String>,
     /// Threads of the kernels, a rank; without it one a core.
     pub threads: Option<usize>,
     /// Most tokens of a reply when the request names no budget.
@@ -96,6 +98,7 @@ impl Default for Settings {
             window_rows: 8,
             ranks: 1,
             device: Device::Cpu,
+            transport: None,
             threads: None,
             max_tokens: 4096,
             reasoning_fields: ReasoningFields::default(),

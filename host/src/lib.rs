@@ -7,6 +7,7 @@ pub mod config;
 pub mod exact;
 pub mod http;
 pub mod knobs;
+pub mod plugins;
 pub mod reply;
 pub mod scripted;
 pub mod text;

@@ -6,8 +6,10 @@ mod plugins;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use plugfold::plugins::life::{Chosen, Plugins, Settled, choose, together};
-use plugfold::plugins::{Listed, Search, settle};
+use plugfold::knobs::{Resolved, Sources};
+use plugfold::plugins::life::{Chosen, Plugins, choose};
+use plugfold::plugins::settle::Settled;
+use plugfold::plugins::{Listed, Search};
 use plugfold_abi::KnobValue;
 use plugfold_engine::ranks::World;
 use plugins::{HOSTILE, Place, ROWS, hostile_as, patch};
@@ -22,7 +24,9 @@ fn rank(folders: Vec<PathBuf>, names: &[&str]) -> Rank {
     let listed = |(i, name): (usize, &&str)| Listed { name: (*name).into(), place: format!("p.toml:{}", i + 1) };
     let list: Vec<Listed> = names.iter().enumerate().map(listed).collect();
     let chosen = choose(&list, &Search::only(folders), "cpu").unwrap();
-    let settled = settle::defaults(&together(&chosen).unwrap(), settle::usual_limits).unwrap();
+    let manifests = chosen.iter().map(|c| c.library.manifest.clone()).collect();
+    let resolved = Resolved::new(&Sources::default(), manifests).unwrap();
+    let settled = Settled::of(&resolved, chosen.iter().map(|c| c.library.manifest.id.as_str()));
     Rank { chosen, settled }
 }
 

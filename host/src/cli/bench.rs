@@ -101,8 +101,9 @@ impl Bench {
         if args.runs == 0 {
             bail!("--runs 0: measure at least once");
         }
-        let settings = args.model.settings(json!({"slots": 1}))?;
-        let (engine, others) = model::engine(&settings)?;
+        let setup = args.model.setup(json!({"slots": 1}))?;
+        let settings = setup.settings();
+        let (engine, others) = model::engine(&setup)?;
         let info = engine.info().clone();
         let tokens = if decode { args.tokens.max(2) } else { 1 };
         let fits = info.context.saturating_sub(tokens);

@@ -47,7 +47,7 @@ impl Config {
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Config::Show(show) => {
-                let resolved = show.model.resolved(serde_json::json!({}))?;
+                let resolved = show.model.setup(serde_json::json!({}))?.resolved;
                 print!("{}", resolved.show());
                 Ok(())
             }

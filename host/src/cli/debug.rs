@@ -42,8 +42,8 @@ impl Debug {
             Self::Exl3(args) => return args.run(),
         };
         let prompt = ids(&args.ids)?;
-        let settings = args.model.settings(json!({"slots": 1}))?;
-        let mut opened = model::open(&settings)?;
+        let setup = args.model.setup(json!({"slots": 1}))?;
+        let mut opened = model::open(&setup)?;
         let trace = opened.rank.trace(&prompt, streams)?;
         let rows = prompt.len();
         let hidden = opened.rank.core.config().hidden_size;

@@ -86,12 +86,13 @@ fn text_of(folder: &std::path::Path) -> anyhow::Result<Option<TextModel>> {
 impl Generate {
     /// Runs the prompt.
     pub fn run(self) -> anyhow::Result<()> {
-        let settings = self.model.settings(json!({"slots": 1}))?;
+        let setup = self.model.setup(json!({"slots": 1}))?;
+        let settings = setup.settings();
         let folder = settings.model_dir()?;
         // A prompt that cannot be read is found before the model is loaded.
         let mut text = text_of(&folder)?;
         let prompt = self.prompt.encode(text.as_ref(), !self.no_thinking)?;
-        let (engine, others) = model::engine(&settings)?;
+        let (engine, others) = model::engine(&setup)?;
         let info = engine.info().clone();
         if let Some(text) = &mut text {
             text.add_stop_ids(&info.eos_ids);

@@ -8,9 +8,11 @@ mod exl3;
 mod generate;
 mod make_synthetic;
 mod model;
+mod plugins;
 mod progress;
 mod quantize;
 mod serve;
+mod setup;
 mod shards;
 
 use std::path::{Path, PathBuf};
@@ -19,8 +21,8 @@ use std::process::ExitCode;
 use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand};
 use plugfold::config::{Device, Settings};
-use plugfold::knobs::{Asked, Resolved, Sources};
 use serde::Serialize;
+use setup::Setup;
 
 /// Serves GLM-5.3-Flash-architecture models over an OpenAI-compatible API.
 #[derive(Parser)]
@@ -65,6 +67,12 @@ enum Command {
     Convert(convert::Convert),
     /// Write a random checkpoint of a real model's width.
     MakeSynthetic(make_synthetic::MakeSynthetic),
+    /// What can be known of plugins.
+    #[command(subcommand)]
+    Plugins(plugins::Plugins),
+    /// Loads libraries on trial; started by whoever has new ones.
+    #[command(hide = true)]
+    ProbePlugins,
     /// A further rank; started by rank 0.
     #[command(hide = true)]
     Rank(model::Follow),
@@ -110,6 +118,18 @@ pub struct ModelArgs {
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     allow_nan: bool,
+    /// A further plugin, after those of the profile; may be given more than once.
+    #[arg(long = "plugin", value_name = "ID")]
+    #[serde(skip)]
+    further: Vec<String>,
+    /// Folder with plugin libraries, looked through first; may be given more than once.
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip)]
+    plugin_path: Vec<PathBuf>,
+    /// Start without plugins, but for those of the profile `minimal`.
+    #[arg(long)]
+    #[serde(skip)]
+    safe_mode: bool,
     /// A setting or a plugin's knob, as 0003.prefill_rows=128; may be given more than once.
     #[arg(long = "set", value_name = "OWNER.KEY=VALUE")]
     #[serde(skip)]
@@ -119,29 +139,18 @@ pub struct ModelArgs {
 impl ModelArgs {
     /// The program's own settings, `more` being further flags of the command.
     fn settings(&self, more: impl Serialize) -> anyhow::Result<Settings> {
-        Ok(self.resolved(more)?.settings)
+        Ok(self.setup(more)?.resolved.settings)
     }
 
-    /// All settings and knobs with their origins, `more` being further flags of the command.
-    fn resolved(&self, more: impl Serialize) -> anyhow::Result<Resolved> {
+    /// All settings, knobs and plugins, `more` being further flags of the command.
+    fn setup(&self, more: impl Serialize) -> anyhow::Result<Setup> {
         let mut flags = serde_json::Map::new();
         for part in [serde_json::to_value(self)?, serde_json::to_value(more)?] {
             if let serde_json::Value::Object(part) = part {
                 flags.extend(part);
             }
         }
-        let profile = match (&self.profile, &self.model) {
-            (Some(profile), _) => Some(profile.as_str()),
-            (None, Some(_)) => None,
-            (None, None) if std::env::var_os("PLUGFOLD_MODEL").is_some() => None,
-            (None, None) => Some("quickstart"),
-        };
-        let sources = Sources::read(&Asked::here(profile, flags, &self.sets))?;
-        let resolved = Resolved::new(&sources, Vec::new())?;
-        for line in &resolved.report {
-            tracing::warn!("{line}");
-        }
-        Ok(resolved)
+        Setup::read(self, flags)
     }
 }
 
@@ -159,6 +168,8 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Quantize(args) => args.run()?,
         Command::Convert(args) => args.run()?,
         Command::MakeSynthetic(args) => args.run()?,
+        Command::Plugins(args) => return args.run(),
+        Command::ProbePlugins => ::plugfold::plugins::probe::child().context("standard input is no probe's")?,
         Command::Rank(args) => args.run()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -2,19 +2,31 @@
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use plugfold::config::Settings;
+use plugfold::knobs::{KnobTable, Resolved};
+use plugfold::plugins::life::{Chosen, Plugins, choose, free_memory};
+use plugfold::plugins::sentinel::{Sentinel, crashed};
+use plugfold::plugins::settle::Settled;
+use plugfold::plugins::{Search, cache_folder};
+use plugfold_abi::points::Limits;
+use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
-use plugfold_engine::rank::{Options, Rank};
+use plugfold_engine::rank::{Options, Rank, raised};
 use plugfold_engine::ranks::{Children, Lead, SECRET_ENV, Secret, World, spawn_local};
+use plugfold_manifest::Manifest;
 
 use super::progress::Loading;
+use super::setup::{Company, Setup};
+
+/// Kind of device, as plugins know it.
+pub const DEVICE: &str = "cpu";
 
 /// How long ranks wait for each other at the start.
 const MEETING: Duration = Duration::from_secs(60);
@@ -29,13 +41,34 @@ pub struct Model {
     pub others: Others,
 }
 
-/// The other ranks' processes; they end with this.
-pub struct Others(Option<Children>);
+/// What lives beside rank 0 of an engine: its plugins, and the other ranks' processes, which end with this.
+pub struct Others {
+    children: Option<Children>,
+    plugins: Arc<Plugins>,
+    limits: Limits,
+    sentinel: Option<Sentinel>,
+}
 
 impl Others {
+    /// The start is over.
+    pub fn serving(&mut self) -> anyhow::Result<()> {
+        let names: Vec<String> = self.plugins.manifests().map(Manifest::label).collect();
+        tracing::info!(plugins = names.join(", "), "serving");
+        self.sentinel.as_mut().map_or(Ok(()), |sentinel| Ok(sentinel.serving()?))
+    }
+
+    /// The request knobs, with the limits in force and the plugins' own objections.
+    pub fn table(&self, resolved: &Resolved) -> KnobTable {
+        let plugins = self.plugins.clone();
+        resolved.table().with_limits(&self.limits).with_veto(move |knob, value| {
+            let said = plugins.veto(&knob.owner, &knob.schema.key, value);
+            said.unwrap_or_else(|error| Some(error.to_string()))
+        })
+    }
+
     /// Waits for the others to end by themselves. Rank 0 must be gone already.
     pub fn finish(self) {
-        if let Some(children) = self.0
+        if let Some(children) = self.children
             && !children.finish(GOODBYE)
         {
             tracing::warn!("a rank did not end by itself");
@@ -43,20 +76,54 @@ impl Others {
     }
 }
 
-/// Loads the model of the settings, starting the other ranks.
-pub fn open(settings: &Settings) -> anyhow::Result<Model> {
+/// Loads one rank's plugins and its share of the model, in step with the others.
+fn load(
+    options: &Options,
+    core: CoreOptions,
+    world: World,
+    chosen: Vec<Chosen>,
+    settled: &Settled,
+) -> anyhow::Result<(Rank, Plugins)> {
+    let cache = if chosen.is_empty() { PathBuf::new() } else { cache_folder()? };
+    let mut plugins = Plugins::load(chosen, settled, &world, DEVICE, &cache)?;
+    let mut whole = options.clone();
+    if whole.context.is_none() {
+        whole.context = Some(ModelConfig::from_dir(&options.model)?.context);
+    }
+    plugins.prepare(&raised(&whole, plugins.hooks())?, free_memory())?;
+    if world.is_lead() {
+        plugins.notes().iter().for_each(|note| eprintln!("plugfold: {note}"));
+    }
+    let core = CoreOptions { hooks: Arc::new(plugins.hooks().clone()), lines: plugins.lines()?, ..core };
+    let rank = Rank::load(options, core, world)?;
+    plugins.ready()?;
+    Ok((rank, plugins))
+}
+
+/// Loads the model of a setup, starting the other ranks.
+pub fn open(setup: &Setup) -> anyhow::Result<Model> {
+    let settings = setup.settings();
     let options = options(settings)?;
+    let company = setup.company()?;
+    let mut sentinel = None;
+    if !setup.chosen.is_empty() {
+        let cache = cache_folder()?;
+        crashed(&cache).iter().for_each(|running| eprintln!("plugfold: {running}"));
+        let names = setup.chosen.iter().map(|c| c.library.name.clone()).collect();
+        sentinel = Some(Sentinel::raise(&cache, names)?);
+    }
     threads(settings.threads, settings.ranks)?;
-    let (world, others) = meet(settings, &options)?;
+    let (world, children) = meet(settings, &options, &company)?;
     let loading = Loading::start(&options.model);
     let core = CoreOptions { progress: loading.told(), ..CoreOptions::default() };
-    let rank = Rank::load(&options, core, world)?;
-    Ok(Model { rank, others })
+    let (rank, plugins) = load(&options, core, world, setup.chosen.clone(), &company.settled)?;
+    let limits = rank.limits;
+    Ok(Model { rank, others: Others { children, plugins: Arc::new(plugins), limits, sentinel } })
 }
 
 /// Loads the model and starts the engine.
-pub fn engine(settings: &Settings) -> anyhow::Result<(Arc<Engine>, Others)> {
-    let Model { rank, others } = open(settings)?;
+pub fn engine(setup: &Setup) -> anyhow::Result<(Arc<Engine>, Others)> {
+    let Model { rank, others } = open(setup)?;
     let engine = Engine::start(rank).context("the engine does not start")?;
     Ok((Arc::new(engine), others))
 }
@@ -73,7 +140,7 @@ fn options(settings: &Settings) -> anyhow::Result<Options> {
         window_rows: settings.window_rows,
         prefill_rows: settings.prefill_rows,
         allow_nan: settings.allow_nan,
-        transport: None,
+        transport: settings.transport.clone(),
     })
 }
 
@@ -84,9 +151,13 @@ pub fn threads(asked: Option<usize>, ranks: usize) -> anyhow::Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the threads of the kernels")
 }
 
-fn meet(settings: &Settings, options: &Options) -> anyhow::Result<(World, Others)> {
+fn meet(
+    settings: &Settings,
+    options: &Options,
+    company: &Company,
+) -> anyhow::Result<(World, Option<Children>)> {
     if settings.ranks == 1 {
-        return Ok((World::single(), Others(None)));
+        return Ok((World::single(), None));
     }
     let secret = Secret::random()?;
     let lead = Lead::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -94,12 +165,13 @@ fn meet(settings: &Settings, options: &Options) -> anyhow::Result<(World, Others
     let settled = serde_json::to_string(options)?;
     let mut common: Vec<OsString> = vec!["rank".into(), "--lead".into(), lead.addr().to_string().into()];
     common.extend(["--ranks".into(), settings.ranks.to_string().into(), "--options".into(), settled.into()]);
+    common.extend(["--plugins".into(), serde_json::to_string(company)?.into()]);
     common.extend(settings.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let mut children = spawn_local(&program, settings.ranks, &secret, |rank| {
         common.iter().cloned().chain(["--rank".into(), rank.to_string().into()]).collect()
     })?;
     let world = lead.world(settings.ranks, &secret, MEETING, &mut || children.check())?;
-    Ok((world, Others(Some(children))))
+    Ok((world, Some(children)))
 }
 
 /// Arguments of a further rank.
@@ -114,6 +186,8 @@ pub struct Follow {
     #[arg(long)]
     options: String,
     #[arg(long)]
+    plugins: String,
+    #[arg(long)]
     threads: Option<usize>,
 }
 
@@ -124,8 +198,12 @@ impl Follow {
             .with_context(|| format!("{SECRET_ENV} is not set: ranks are started by rank 0, with --ranks"))?;
         let options: Options = serde_json::from_str(&self.options).context("--options")?;
         threads(self.threads, self.ranks)?;
+        let company: Company = serde_json::from_str(&self.plugins).context("--plugins")?;
+        let chosen = choose(&company.list, &Search::only(company.folders), DEVICE)?;
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
-        Rank::load(&options, CoreOptions::default(), world)?.follow()?;
+        let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company.settled)?;
+        rank.follow()?;
+        drop(plugins);
         Ok(())
     }
 }

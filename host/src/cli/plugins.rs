@@ -7,12 +7,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
-use plugfold::config::Settings;
-use plugfold::plugins::life::{Chosen, choose, together};
+use plugfold::plugins::life::Chosen;
 use plugfold::plugins::probe::Probe;
-use plugfold::plugins::{Library, Listed, Search, docs, library, new, settle};
+use plugfold::plugins::settle::{self, Settled};
+use plugfold::plugins::{Library, Listed, Search, docs, library, new};
 use plugfold_abi::Phase;
-use plugfold_manifest::{Loaded, Manifest};
+use plugfold_manifest::Manifest;
 use serde_json::json;
 
 use super::{ModelArgs, model, write_whole};
@@ -177,10 +177,8 @@ impl Check {
         let mut tasks = Vec::new();
         let mut places = Vec::new();
         for (place, (_, library)) in all.iter().enumerate() {
-            let settled = library.as_ref().map_err(Clone::clone).and_then(|library| {
-                let loaded = Loaded::new(vec![library.manifest.clone()]).map_err(|e| e.to_string())?;
-                settle::defaults(&loaded, settle::usual_limits).map_err(|e| e.to_string())
-            });
+            let settled = library.as_ref().map_err(Clone::clone);
+            let settled = settled.and_then(|l| Settled::alone(&l.manifest).map_err(|e| e.to_string()));
             match (library, settled) {
                 (Ok(library), Ok(settled)) => {
                     tasks.push((library, settled.rows.first().map(|rows| settle::knobs(rows)).unwrap_or_default()));
@@ -219,23 +217,20 @@ pub struct Resolve {
 
 impl Resolve {
     fn run(self) -> anyhow::Result<()> {
-        let settings: Settings = self.model.settings(json!({}))?;
-        let search = settings.search();
-        let chosen = choose(&settings.listed()?, &search, model::DEVICE)?;
-        together(&chosen)?;
+        let mut setup = self.model.setup(json!({}))?;
         println!("order:");
-        for (i, c) in chosen.iter().enumerate() {
+        for (i, c) in setup.chosen.iter().enumerate() {
             println!("  {}. {} ({})", i + 1, c.library.name, c.listed.place);
         }
-        if chosen.is_empty() {
+        if setup.chosen.is_empty() {
             println!("  no plugins");
         }
         if self.no_model {
-            claims(&chosen);
+            claims(&setup.chosen);
             return Ok(());
         }
-        let one = Settings { ranks: 1, ..settings };
-        let mut opened = model::open(&one)?;
+        setup.resolved.settings.ranks = 1;
+        let mut opened = model::open(&setup)?;
         let core = &mut opened.rank.core;
         println!("passes:");
         let passes = core.passes();

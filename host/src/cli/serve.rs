@@ -75,8 +75,8 @@ struct Flags {
 impl Serve {
     /// Serves until a signal comes or the engine fails.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let resolved = self.model.resolved(&self.flags)?;
-        let settings = &resolved.settings;
+        let setup = self.model.setup(&self.flags)?;
+        let settings = setup.settings();
         let runtime =
             tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
         let (host, port) = (settings.host.clone(), settings.port);
@@ -89,11 +89,12 @@ impl Serve {
         // The small files first: what is wrong with them is told before the weights are read.
         let mut text = model::text(&folder)?;
         let vision = Vision::load(&folder).map_err(|e| anyhow::anyhow!("the vision tower: {e}"))?;
-        let (engine, others) = model::engine(settings)?;
+        let (engine, mut others) = model::engine(&setup)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
-        let http = HttpSettings { keys, knobs: Arc::new(resolved.table()), ..settings.http(&folder) };
+        let http = HttpSettings { keys, knobs: Arc::new(others.table(&setup.resolved)), ..settings.http(&folder) };
         let app = Arc::new(App::new(engine.clone(), Arc::new(text), http).with_vision(vision));
+        others.serving()?;
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",
             app.settings.served_name, info.context, info.slots, info.ranks

@@ -6,8 +6,9 @@ use plugfold_manifest::{Raw, did_you_mean};
 
 use super::builtin::{LIMITS_OWNER, SETTINGS_OWNERS, manifests};
 use super::profile::{self, Profile, find_profile};
-use super::{EnvFile, import};
+use super::{EnvFile, catalogue, import};
 use crate::config::ConfigError;
+use crate::plugins::{plugin_id, same_plugin};
 
 /// Prefixes of the variables that are settings.
 const PREFIXES: [&str; 2] = ["PLUGFOLD_", "GLM53_TF_"];
@@ -19,7 +20,7 @@ const PLUGINS_ENV: &str = "PLUGFOLD_PLUGINS";
 const PLUGIN_PATH_ENV: &str = "PLUGFOLD_PLUGIN_PATH";
 
 /// A plugin of the list, and where it is listed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Listed {
     /// Id or folder name.
     pub name: String,
@@ -146,6 +147,25 @@ impl Sources {
         let flags = flags(&asked.flags).chain(sets(asked.sets, &valid)?).collect();
         sources.layers = vec![imported, own, environment, flags];
         Ok(sources)
+    }
+
+    /// Forgets plugins and what was said for them. What is forgotten is reported.
+    pub fn leave_out(&mut self, plugins: &[Listed]) {
+        self.plugins.retain(|listed| !plugins.contains(listed));
+        let is_theirs = |target: &Target| match target {
+            Target::Setting(_) => false,
+            Target::Knob(owner, _) => plugins.iter().any(|p| same_plugin(&p.name, owner)),
+            Target::Variable(name) => plugins.iter().any(|p| {
+                let owned = catalogue().by_env(name).is_some_and(|(owner, _)| same_plugin(&p.name, &owner));
+                owned || name.starts_with(&plugfold_manifest::env_name(&plugin_id(&p.name), ""))
+            }),
+        };
+        for layer in &mut self.layers {
+            let (theirs, rest) = layer.drain(..).partition(|given: &Given| is_theirs(&given.target));
+            *layer = rest;
+            let told = theirs.into_iter().map(|given: Given| format!("not used: {}: its plugin is left out", given.origin));
+            self.report.extend(told);
+        }
     }
 
     fn profile(&mut self, path: &Path, valid: &[&str]) -> Result<Profile, ConfigError> {

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use object::{Object as _, ObjectSection as _};
+use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use plugfold_abi::boundary::{MAJOR, NOTE_SECTION, Note};
 use plugfold_manifest::Manifest;
-use rayon::prelude::*;
 use sha2::{Digest as _, Sha256};
 
 use super::{Listed, PluginError};
@@ -135,8 +134,7 @@ impl Search {
             chosen.push((listed, found));
         }
         // Reading and hashing are most of the work of a start with many plugins.
-        let read: Vec<Result<Library, String>> =
-            chosen.par_iter().map(|(_, found)| Library::read(found)).collect();
+        let read = read_all(chosen.iter().map(|(_, found)| *found).collect());
         let mut libraries: Vec<Library> = Vec::with_capacity(read.len());
         for ((listed, found), library) in chosen.iter().zip(read) {
             let library = library.map_err(|why| {
@@ -181,6 +179,19 @@ impl Search {
     }
 }
 
+/// Reads libraries on all cores. The kernels' pool of threads is not sized yet.
+fn read_all(files: Vec<&Found>) -> Vec<Result<Library, String>> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = files.len().div_ceil(cores).max(1);
+    let read = |files: &[&Found]| files.iter().map(|found| Library::read(found)).collect::<Vec<_>>();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            files.chunks(share).map(|part| (part.len(), scope.spawn(move || read(part)))).collect();
+        let failed = |len| vec![Err("it cannot be read: a thread failed".to_owned()); len];
+        threads.into_iter().flat_map(|(len, thread)| thread.join().unwrap_or_else(|_| failed(len))).collect()
+    })
+}
+
 fn both(id: &str, first: &Path, second: &Path) -> String {
     format!("{} and {} are both plugin {id}: remove one", first.display(), second.display())
 }
@@ -194,6 +205,20 @@ fn alike(asked: &str, name: &str) -> f64 {
 
 fn is_number(id: &str) -> bool {
     id.len() == 4 && id.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// The id in a name as lists have it: `0003` of `0003-prefill-rows` and `0003_prefill_rows`, `base-mtp` of itself.
+pub fn plugin_id(name: &str) -> String {
+    let name = name.replace('_', "-");
+    match name.split_once('-') {
+        Some((id, _)) if is_number(id) => id.to_owned(),
+        _ => name,
+    }
+}
+
+/// Whether two names, as lists have them, mean one plugin.
+pub fn same_plugin(one: &str, other: &str) -> bool {
+    plugin_id(one) == plugin_id(other)
 }
 
 /// Whether a plugin's folder name is what a list asks for: the same, or its number.
@@ -283,6 +308,5 @@ fn note_of(bytes: &[u8]) -> Result<Note, String> {
 pub fn is_compiler_plugin(path: &Path) -> bool {
     let Ok(bytes) = std::fs::read(path) else { return false };
     let Ok(file) = object::File::parse(&*bytes) else { return false };
-    use object::ObjectSymbol as _;
     file.dynamic_symbols().any(|s| s.name().is_ok_and(|n| n.contains("rustc_proc_macro_decls")))
 }

@@ -8,16 +8,15 @@ use plugfold_abi::life::{Plugin as _, PluginObject};
 use plugfold_abi::points::{HostObject, Limits, ServicesObject};
 use plugfold_abi::{Knob, KnobValue, OpError, Provider as _};
 use plugfold_engine::hooks::Hooks;
-use plugfold_engine::knobs::{KnobSpec, Knobs};
 use plugfold_engine::ranks::{SettingsDigest, World};
 use plugfold_manifest::{Loaded, Manifest};
-use serde::{Deserialize, Serialize};
 
 use super::agree::Desk;
 use super::order::{Member, order};
 use super::probe::Probe;
 use super::services::{Figures, HostFor, ServicesOf};
-use super::{Library, Listed, PluginError, Search, load, settle};
+use super::settle::{Settled, knobs};
+use super::{Library, Listed, PluginError, Search, load};
 
 /// A plugin of the list with its file. Nothing of it has run.
 #[derive(Clone, Debug)]
@@ -63,44 +62,13 @@ pub fn together(chosen: &[Chosen]) -> Result<Loaded, PluginError> {
     })
 }
 
-/// A knob's value as its plugin gets it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KnobRow {
-    /// Key; `owner.key` for one that the plugin extends.
-    pub key: String,
-    /// Value at load.
-    pub value: KnobValue,
-    /// Number among the request knobs.
-    pub id: Option<u32>,
-}
-
-/// All settings of all plugins, in their order.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Settled {
-    /// For each plugin the knobs that it gets.
-    pub rows: Vec<Vec<KnobRow>>,
-    /// Knobs that must be equal on all ranks: `owner.key`, value.
-    pub lines: Vec<(String, String)>,
-    /// Declarations of the request knobs, by number.
-    pub specs: Vec<KnobSpec>,
-    /// Their values where a request says nothing.
-    pub defaults: Vec<KnobValue>,
-}
-
-impl Settled {
-    /// The request knobs, as the engine has them.
-    pub fn request(&self) -> Knobs {
-        Knobs { specs: self.specs.clone().into(), defaults: self.defaults.clone().into() }
-    }
-}
-
 /// Proves that chosen plugins can be loaded.
 ///
 /// # Errors
 /// The first that cannot, with its name and reason; no process, no cache.
 pub fn prove(chosen: &[Chosen], settled: &Settled, probe: &Probe) -> Result<(), PluginError> {
     let tasks: Vec<(&Library, Vec<Knob>)> =
-        chosen.iter().zip(&settled.rows).map(|(c, rows)| (&c.library, settle::knobs(rows))).collect();
+        chosen.iter().zip(&settled.rows).map(|(c, rows)| (&c.library, knobs(rows))).collect();
     for (chosen, refused) in chosen.iter().zip(probe.all(&tasks)?) {
         if let Some(why) = refused {
             return Err(unusable(chosen, why));
@@ -111,7 +79,7 @@ pub fn prove(chosen: &[Chosen], settled: &Settled, probe: &Probe) -> Result<(), 
 
 fn unusable(chosen: &Chosen, why: impl std::fmt::Display) -> PluginError {
     let path = chosen.library.path.display();
-    PluginError::new(&chosen.listed, format!("cannot be used: {why} ({path}); mend it or take it off the list"))
+    PluginError::new(&chosen.listed, format!("cannot be used; mend it or take it off the list: {why} ({path})"))
 }
 
 /// A loaded plugin.
@@ -186,7 +154,7 @@ impl Plugins {
     fn configure(&mut self, settled: &Settled, device: &str) -> Result<(), PluginError> {
         for (live, rows) in self.live.iter().zip(&settled.rows) {
             let manifest = &live.chosen.library.manifest;
-            load::configure(&live.object, manifest, &settle::knobs(rows), live.host, device, &mut self.hooks)
+            load::configure(&live.object, manifest, &knobs(rows), live.host, device, &mut self.hooks)
                 .map_err(|refusal| unusable(&live.chosen, refusal.why))?;
         }
         Ok(())

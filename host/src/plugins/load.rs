@@ -105,7 +105,11 @@ pub fn configure(
     let mut interfaces = Vec::with_capacity(offers.len());
     for offer in offers {
         interfaces.push(offer.interface());
-        hooks.add(&manifest.id, &above, offer).map_err(|e| Refusal::broken(format!("it {e}")))?;
+        let added = hooks.add(&manifest.id, &above, offer).map_err(|e| e.to_string());
+        added.map_err(|e| {
+            let whose = if e.starts_with("offers") { "it" } else { "its" };
+            Refusal::broken(format!("{whose} {e}"))
+        })?;
     }
     let mut operations = Vec::new();
     for provider in hooks.providers.iter().filter(|h| *h.owner == *manifest.id) {

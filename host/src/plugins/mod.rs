@@ -7,7 +7,6 @@
 pub mod docs;
 pub mod library;
 pub mod life;
-pub mod listed;
 pub mod new;
 pub mod order;
 pub mod probe;
@@ -21,19 +20,12 @@ mod verdicts;
 
 use std::path::PathBuf;
 
-pub use library::{Library, Search};
+pub use library::{Library, Search, plugin_id, same_plugin};
+
+pub use crate::knobs::Listed;
 
 /// Where caches are kept instead of the user's cache folder.
 pub const CACHE_DIR_ENV: &str = "PLUGFOLD_CACHE_DIR";
-
-/// A plugin of the list, and where it is listed.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Listed {
-    /// Id or folder name.
-    pub name: String,
-    /// `config/prod.toml:7`, or what else listed it.
-    pub place: String,
-}
 
 /// Why the plugins of a list cannot run: one line that names plugin, place and mend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

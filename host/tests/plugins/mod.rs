@@ -89,11 +89,15 @@ impl Place {
 
     /// A profile of the tiny model with these plugins, one a line from line 3.
     pub fn profile(&self, plugins: &[&str]) -> PathBuf {
+        self.profile_of(&tiny(), plugins)
+    }
+
+    fn profile_of(&self, model: &str, plugins: &[&str]) -> PathBuf {
         let path = self.path("profile.toml");
         let list: Vec<String> = plugins.iter().map(|p| format!("{p:?},\n")).collect();
         let text = format!(
             "model = {:?}\nplugins = [\n{}]\nplugin_path = [\"plugins\"]\ncontext = 512\n",
-            tiny(),
+            model,
             list.concat()
         );
         std::fs::write(&path, text).unwrap();
@@ -129,7 +133,8 @@ impl Place {
 
     /// A server with the profile.
     pub fn serve(&self, plugins: &[&str], deed: &str, more: &[&str]) -> Served {
-        let profile = self.profile(plugins);
+        // The tiny model has no tokenizer.
+        let profile = self.profile_of(&format!("{ROOT}/host/assets/demo-model"), plugins);
         let mut command = self.plugfold(&["serve", "--port", "0", "--profile", profile.to_str().unwrap()]);
         command.args(more).env(DEED, deed);
         Served::start(command)
