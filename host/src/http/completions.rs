@@ -248,7 +248,9 @@ impl futures_core::Stream for EventStream {
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Ready(Some(events)) => {
                     let mut out = String::new();
-                    events.iter().for_each(|event| event.write(&mut out));
+                    for event in events {
+                        event.write(&mut out);
+                    }
                     if out.is_empty() {
                         continue;
                     }

@@ -72,10 +72,10 @@ fn system(fields: Fields) -> Result<Vec<Value>, ApiError> {
             kept.push(text);
         }
     }
-    Ok(match kept.is_empty() {
-        true => Vec::new(),
-        false => vec![json!({"role": "system", "content": kept.join("\n\n")})],
-    })
+    if kept.is_empty() {
+        return Ok(Vec::new());
+    }
+    Ok(vec![json!({"role": "system", "content": kept.join("\n\n")})])
 }
 
 /// The chat messages of one turn.
@@ -294,12 +294,12 @@ fn tools(fields: Fields, out: &mut Translated) -> Result<(), ApiError> {
 mod tests {
     use super::*;
 
-    fn translated(request: Value) -> Result<Value, ApiError> {
+    fn translated(request: &Value) -> Result<Value, ApiError> {
         let request = request.as_object().cloned().unwrap_or_default();
         translate(&request).map(|t| Value::Object(t.body))
     }
 
-    fn messages(request: Value) -> Value {
+    fn messages(request: &Value) -> Value {
         translated(request).unwrap()["messages"].clone()
     }
 
@@ -309,20 +309,20 @@ mod tests {
             json!({"system": [{"type": "text", "text": line}, {"type": "text", "text": "Be short."}],
                    "messages": [{"role": "user", "content": "x-anthropic-billing-header: mine"}]})
         };
-        let one = messages(request("x-anthropic-billing-header: cc_version=2; cch=aaaaa;"));
-        assert_eq!(one, messages(request("x-anthropic-billing-header: cc_version=2; cch=bbbbb;")));
+        let one = messages(&request("x-anthropic-billing-header: cc_version=2; cch=aaaaa;"));
+        assert_eq!(one, messages(&request("x-anthropic-billing-header: cc_version=2; cch=bbbbb;")));
         assert_eq!(
             one,
             json!([{"role": "system", "content": "Be short."},
                    {"role": "user", "content": "x-anthropic-billing-header: mine"}])
         );
         let text = json!({"system": "x-anthropic-billing-header: a\nBe long.", "messages": [{"role": "user", "content": "x"}]});
-        assert_eq!(messages(text)[0]["content"], "Be long.");
+        assert_eq!(messages(&text)[0]["content"], "Be long.");
     }
 
     #[test]
     fn turns() {
-        let got = messages(json!({"messages": [
+        let got = messages(&json!({"messages": [
             {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
             {"role": "system", "content": "note"},
             {"role": "assistant", "content": [
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn thinking_effort_tools_and_choice() {
         let user = json!([{"role": "user", "content": "x"}]);
-        let body = translated(json!({"messages": user, "thinking": {"type": "enabled", "budget_tokens": 99},
+        let body = translated(&json!({"messages": user, "thinking": {"type": "enabled", "budget_tokens": 99},
             "output_config": {"effort": "medium"}, "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
             "tools": [{"name": "f", "input_schema": {"type": "object"}}, {"type": "web_search_20250305", "name": "web"}],
             "stop_sequences": ["a"], "max_tokens": 5}))
@@ -361,7 +361,7 @@ mod tests {
         assert_eq!((&body["tool_choice"], &body["parallel_tool_calls"]), (&json!("required"), &json!(false)));
         assert_eq!(body["tools"].as_array().unwrap().len(), 1);
         assert_eq!((&body["stop"], &body["max_tokens"]), (&json!(["a"]), &json!(5)));
-        let off = translated(json!({"messages": user})).unwrap();
+        let off = translated(&json!({"messages": user})).unwrap();
         assert_eq!(off["chat_template_kwargs"]["enable_thinking"], false);
     }
 
@@ -383,7 +383,7 @@ mod tests {
             (json!({"messages": user, "tool_choice": {"type": "maybe"}}), "tool_choice.type"),
             (json!({"messages": user, "output_config": {"effort": "some"}}), "output_config.effort"),
         ] {
-            let error = translated(request.clone()).err().unwrap_or_else(|| panic!("{request}"));
+            let error = translated(&request).err().unwrap_or_else(|| panic!("{request}"));
             assert!(error.message.contains(words), "{request}: {}", error.message);
         }
     }

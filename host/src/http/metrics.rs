@@ -103,7 +103,9 @@ impl Metrics {
             ends.with_label_values(&[reason]).inc();
         }
         let tokens = ending.ids.len();
-        self.latency.iter().for_each(|h| h.observe(arrived_s));
+        for histogram in &self.latency {
+            histogram.observe(arrived_s);
+        }
         let observe = |histogram: &Option<Histogram>, value: f64| {
             if let Some(histogram) = histogram {
                 histogram.observe(value);
@@ -113,7 +115,9 @@ impl Metrics {
         observe(&self.prompt, prompt as f64);
         observe(&self.generated, tokens as f64);
         if tokens > 0 {
-            self.first.iter().for_each(|h| h.observe(queued_s + prefill_s));
+            for histogram in &self.first {
+                histogram.observe(queued_s + prefill_s);
+            }
             observe(&self.prefill, prefill_s);
             observe(&self.decode, decode_s);
         }

@@ -40,7 +40,9 @@ pub fn markdown() -> String {
                 };
                 out += &row(&head);
                 out += &row(&vec!["---".to_owned(); head.len()]);
-                rows.iter().for_each(|cells| out += &row(cells));
+                for cells in &rows {
+                    out += &row(cells);
+                }
                 out.push('\n');
             }
         }
@@ -63,13 +65,15 @@ pub fn html() -> String {
             }
             Part::Table((head, rows)) => {
                 let row = |cells: &[String], tag: &str| {
-                    let cells: String =
-                        cells.iter().map(|c| format!("<{tag}>{}</{tag}>", marked(c))).collect();
+                    let cell = |out: String, cell: &String| format!("{out}<{tag}>{}</{tag}>", marked(cell));
+                    let cells = cells.iter().fold(String::new(), cell);
                     format!("<tr>{cells}</tr>\n")
                 };
                 out += "<div class=\"table\"><table>\n";
                 out += &row(&head, "th");
-                rows.iter().for_each(|cells| out += &row(cells, "td"));
+                for cells in &rows {
+                    out += &row(cells, "td");
+                }
                 out += "</table></div>\n";
             }
         }

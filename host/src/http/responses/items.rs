@@ -14,7 +14,7 @@ use crate::http::fields::Fields;
 pub fn messages(fields: Fields, skipped: &mut Vec<String>) -> Result<Vec<Value>, ApiError> {
     let mut history = History::default();
     if let Some(text) = fields.string("instructions")? {
-        history.system(json!(text));
+        history.system(&json!(text));
     }
     match fields.get("input") {
         None => return Err(ApiError::field("input", "is missing: give a string or a list of items")),
@@ -40,7 +40,7 @@ struct History {
 
 impl History {
     /// System texts at the head become one message.
-    fn system(&mut self, content: Value) {
+    fn system(&mut self, content: &Value) {
         if let [first] = self.messages.as_mut_slice()
             && first["role"] == "system"
             && let (Some(before), Some(more)) = (first["content"].as_str(), content.as_str())
@@ -96,7 +96,9 @@ impl History {
                                   "function": {"name": name, "arguments": item["arguments"]}});
                 if let Some(message) = self.assistant(|_| true) {
                     let calls = message.entry("tool_calls").or_insert_with(|| json!([]));
-                    calls.as_array_mut().into_iter().for_each(|calls| calls.push(call.clone()));
+                    if let Some(calls) = calls.as_array_mut() {
+                        calls.push(call);
+                    }
                 }
                 Ok(())
             }
@@ -125,7 +127,7 @@ impl History {
         let content = content(&item["content"], &|rest| bad(&format!(".content{rest}")))?;
         match item["role"].as_str() {
             Some("user") => self.messages.push(json!({"role": "user", "content": content})),
-            Some("system" | "developer") => self.system(plain(content)),
+            Some("system" | "developer") => self.system(&plain(content)),
             Some("assistant") => {
                 let fits = |m: &Map<String, Value>| m["content"] == "" && !m.contains_key("tool_calls");
                 if let Some(message) = self.assistant(fits) {

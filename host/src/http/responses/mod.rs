@@ -169,13 +169,13 @@ fn echo(fields: Fields, out: &mut Map<String, Value>) {
 mod tests {
     use super::*;
 
-    fn translated(request: Value) -> Result<Translated, ApiError> {
+    fn translated(request: &Value) -> Result<Translated, ApiError> {
         translate(&request.as_object().cloned().unwrap_or_default())
     }
 
     #[test]
     fn fields_are_put_into_chat_words() {
-        let out = translated(json!({
+        let out = translated(&json!({
             "input": "x", "max_output_tokens": 9, "top_logprobs": 3, "include": ["reasoning.encrypted_content"],
             "reasoning": {"effort": "low", "summary": "auto"}, "parallel_tool_calls": false,
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": true}},
@@ -204,7 +204,7 @@ mod tests {
             ("prompt", json!({"id": "p"})),
             ("background", json!(true)),
         ] {
-            let error = translated(json!({"input": "x", name: value})).err().unwrap();
+            let error = translated(&json!({"input": "x", name: value})).err().unwrap();
             assert_eq!(error.param.as_deref(), Some(name));
         }
     }

@@ -210,9 +210,9 @@ impl Response {
 
     /// An item is complete.
     fn done(&mut self, item: Value) -> Event {
-        let at = self.output.len();
-        self.output.push(item.clone());
-        self.event("response.output_item.done", json!({"output_index": at, "item": item}))
+        let fields = json!({"output_index": self.output.len(), "item": item});
+        self.output.push(item);
+        self.event("response.output_item.done", fields)
     }
 
     /// The complete body, and the name of the event that carries it.
