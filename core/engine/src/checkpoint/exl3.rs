@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use plugfold_kernels::cpu::exl3::{
-    BLOCK, Dtype as Stored, Embedding, Header, Layer, RawTensor, StoredLayer, Tensors, is_embedding,
+    BLOCK, Dtype as Stored, Embedding, Header, Layer, Rate, RawTensor, StoredLayer, Tensors, is_embedding,
 };
 use safetensors::Dtype;
 
@@ -43,8 +43,8 @@ pub(super) struct Exl3 {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// A linear layer.
-    Linear,
+    /// A linear layer of this rate.
+    Linear(Rate),
     /// A table of rows of this many channels.
     Table(usize),
 }
@@ -101,7 +101,7 @@ impl Exl3 {
         }
         let mut tensors = layer.tensors();
         tensors.extend([format!("{module}.scale")].into_iter().filter(|name| checkpoint.has(name)));
-        Ok(Self { module, tensors, row, kind: Kind::Linear })
+        Ok(Self { module, tensors, row, kind: Kind::Linear(header.rate) })
     }
 
     /// First output of the module that the published tensor has.
@@ -115,7 +115,7 @@ impl Exl3 {
         checkpoint: &'a Checkpoint,
         allow_nan: bool,
     ) -> Result<Option<Exl3Tensor<'a>>, CheckpointError> {
-        let Kind::Linear = self.kind else { return Ok(None) };
+        let Kind::Linear(_) = self.kind else { return Ok(None) };
         let layer = StoredLayer::open(checkpoint, &self.module)?;
         Ok(Some(Exl3Tensor { module: self.module.clone(), layer, row: self.row, allow_nan }))
     }
@@ -124,7 +124,7 @@ impl Exl3 {
     pub(super) fn table(&self, checkpoint: &Checkpoint) -> Result<Option<Embedding>, CheckpointError> {
         match self.kind {
             Kind::Table(width) => Ok(Some(Embedding::read(checkpoint, &self.module, width)?)),
-            Kind::Linear => Ok(None),
+            Kind::Linear(_) => Ok(None),
         }
     }
 
@@ -166,6 +166,36 @@ impl Exl3 {
             None => Ok(out),
         }
     }
+}
+
+/// What `quantization_config.json` says otherwise than the tensors, for an operator to hear. The tensors are followed:
+/// the file is a digest that merging and renaming leave behind.
+pub(super) fn contradictions<'a>(
+    checkpoint: &Checkpoint,
+    modules: impl Iterator<Item = &'a Exl3>,
+) -> Option<String> {
+    let path = checkpoint.dir().join("quantization_config.json");
+    let length = std::fs::metadata(&path).ok()?.len();
+    let said: serde_json::Value = match std::fs::read(&path) {
+        Ok(text) if length <= super::MAX_INDEX => match serde_json::from_slice(&text) {
+            Ok(said) => said,
+            Err(e) => return Some(format!("quantization_config.json is not read: {e}")),
+        },
+        Ok(_) => return Some(format!("quantization_config.json is not read: it has {length} bytes")),
+        Err(e) => return Some(format!("quantization_config.json is not read: {e}")),
+    };
+    let storage = said.get("tensor_storage")?;
+    let mut others = modules.filter_map(|exl3| {
+        let Kind::Linear(rate) = exl3.kind else { return None };
+        let bits = storage.get(&exl3.module)?.get("bits_per_weight")?.as_f64()?;
+        (bits != f64::from(rate.bits())).then(|| format!("{} ({bits}, its trellis has {rate})", exl3.module))
+    });
+    let example = others.next()?;
+    let count = 1 + others.count();
+    Some(format!(
+        "quantization_config.json says other bits than {count} coded tensors have, such as {example}: the tensors are \
+         followed"
+    ))
 }
 
 /// The blocks of 128 channels that hold `range`.

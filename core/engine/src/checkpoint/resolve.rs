@@ -146,6 +146,10 @@ impl Checkpoint {
             return Err(CheckpointErrors { dir: self.dir().to_owned(), errors });
         }
 
+        let mut coded: Vec<_> = sources.values().filter_map(|s| s.exl3.as_ref()).collect();
+        coded.sort_by(|a, b| a.module.cmp(&b.module));
+        coded.dedup_by(|a, b| a.module == b.module);
+        warnings.extend(super::exl3::contradictions(self, coded.into_iter()));
         used.extend(tied_copy);
         let unused: Vec<String> =
             self.names().filter(|name| !used.contains(*name)).map(str::to_owned).collect();

@@ -250,6 +250,27 @@ fn files_that_lie_are_refused_by_the_name_of_the_tensor() {
     );
 }
 
+/// The digest may be stale; who reads the log hears it.
+#[test]
+fn a_digest_that_says_other_bits_is_told_and_not_followed() {
+    let mut tensors = tiny();
+    let module = format!("{LAYER}4.mlp.experts.9.up_proj");
+    code(&mut tensors, &module, 64, 128, Codebook::Mcg, 4.0);
+    let dir = single(&file(&tensors, 3));
+    let check = |text: &str| {
+        std::fs::write(dir.path().join("quantization_config.json"), text).unwrap();
+        Checkpoint::open(dir.path()).unwrap().check(&parse(&exl3_config())).unwrap().warnings
+    };
+    let said = |bits: f32| {
+        let mut storage = serde_json::Map::new();
+        storage.insert(module.clone(), json!({"bits_per_weight": bits}));
+        json!({"quant_method": "exl3", "tensor_storage": storage}).to_string()
+    };
+    assert_eq!(check(&said(4.0)), Vec::<String>::new());
+    assert!(check(&said(3.5))[0].contains(&format!("such as {module} (3.5, its trellis has 4)")));
+    assert!(check("{")[0].contains("quantization_config.json is not read"));
+}
+
 #[test]
 fn scales_that_are_no_numbers_are_refused_when_they_are_read() {
     let mut tensors = mixed();
