@@ -173,6 +173,11 @@ impl Index {
         self.entries.get(&id)
     }
 
+    /// All entries, by number.
+    pub fn entries(&self) -> impl Iterator<Item = (u64, &Entry)> {
+        self.entries.iter().map(|(id, e)| (*id, e))
+    }
+
     /// Where a page lies, and how many entries hold it.
     pub fn page(&self, key: &Key) -> Option<(u32, u32)> {
         self.pages.get(key).map(|p| (p.at, p.uses))
@@ -271,7 +276,9 @@ impl Index {
     fn store(&mut self, save: &Save, evicted: &[u64]) -> Changes {
         let before: Vec<u32> = self.slabs.keys().copied().collect();
         self.pin(&save.pages);
-        evicted.iter().for_each(|id| self.evict(*id));
+        for id in evicted {
+            self.evict(*id);
+        }
         let mut fresh = Vec::new();
         for (p, key) in save.pages.iter().enumerate() {
             if !self.pages.contains_key(key) {
@@ -344,7 +351,9 @@ impl Index {
             }
         }
         hash.update(&(self.pages.len() as u64).to_le_bytes());
-        self.slabs.keys().for_each(|slab| hash.update(&slab.to_le_bytes()));
+        for slab in self.slabs.keys() {
+            hash.update(&slab.to_le_bytes());
+        }
         hash.update(&self.private.to_le_bytes());
         hash.update(&self.next.to_le_bytes());
         u64::from(hash.finalize() & 0x7fff_ffff)

@@ -8,8 +8,9 @@ pub mod marks;
 pub mod pages;
 pub mod store;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use plugfold_0110_session_cache_api::SessionStoreObject;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{Host, Level, ObserverObject, PlannerObject, StoreObject};
@@ -22,7 +23,11 @@ const MANIFEST: &str = include_str!("../plugin.toml");
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 /// The plugin.
-pub struct SessionCache;
+#[derive(Default)]
+pub struct SessionCache {
+    /// The store, once it is configured and not off.
+    sessions: OnceLock<Arc<Sessions>>,
+}
 
 /// A size in GiB as bytes.
 fn bytes(key: &str, gib: f64) -> Result<u64, OpError> {
@@ -58,14 +63,20 @@ impl Plugin for SessionCache {
             setup.host.log(Level::Info, Text::from(text))?;
             return Ok(List::new());
         }
-        let sessions = Arc::new(Sessions::new(settings, Some(setup.host())));
+        let made = Arc::new(Sessions::new(settings, Some(setup.host())));
+        let sessions = self.sessions.get_or_init(|| made).clone();
         Ok(List::from(vec![
             Offer::of(StoreObject::new(sessions.clone())),
             Offer::of(PlannerObject::new(Marks(sessions.clone()))),
             Offer::of(ObserverObject::new(Told(sessions))),
         ]))
     }
+
+    fn publish(&self) -> Result<List<Offer>, OpError> {
+        let store = self.sessions.get().map(|s| Offer::of(SessionStoreObject::new(s.clone())));
+        Ok(store.into_iter().collect())
+    }
 }
 
 #[cfg(feature = "library")]
-plugfold_abi::export!(manifest: MANIFEST, plugin: SessionCache);
+plugfold_abi::export!(manifest: MANIFEST, plugin: SessionCache::default());

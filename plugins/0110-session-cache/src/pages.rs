@@ -1,6 +1,7 @@
 //! The bytes: pages in slabs, and what an entry has of its own.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
 
 use plugfold_abi::points::{FamilyInfo, Owner, Sequences, SequencesObject};
 use plugfold_abi::{Addressing, List, OpError, Slice};
@@ -54,10 +55,12 @@ impl Layout {
         let (mut rows, mut state_bytes, mut formats) = (Vec::new(), 0, String::new());
         for (number, info) in families.iter().enumerate() {
             let f = &info.family;
-            formats.push_str(&format!(
+            // Writing to a string never fails.
+            let _ = write!(
+                formats,
                 "{} {:?} {} {} {} {:?} {:?};",
                 f.id, f.owner, f.format, f.row_bytes, f.positions_a_row, f.layers, f.addressing
-            ));
+            );
             if f.in_snapshot {
                 state_bytes += info.stacked_row_bytes as usize * f.rows as usize;
             }

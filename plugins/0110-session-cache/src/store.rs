@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use plugfold_0110_session_cache_api::{Room, Session, SessionStore};
 use plugfold_abi::points::{
     DraftRows, Ended, Figure, Host, HostObject, Level, Mark, Observer, Planner, RequestFacts, SaveFacts,
     Sequences, SequencesObject, Store, StoreOffer, interest,
@@ -293,8 +294,12 @@ impl Store for Sessions {
             Outcome::Duplicate(id) => Decision::Duplicate(id),
         };
         let changes = open.index.apply(&facts.save, &decision).map_err(|e| OpError::fatal(e.to_string()))?;
-        changes.evicted.iter().for_each(|id| open.pages.drop_entry(*id));
-        changes.released.iter().for_each(|slab| open.pages.drop_slab(*slab));
+        for id in &changes.evicted {
+            open.pages.drop_entry(*id);
+        }
+        for slab in &changes.released {
+            open.pages.drop_slab(*slab);
+        }
         counts.evicted += changes.evicted.len() as u64;
         if matches!(decision, Decision::Stored { .. }) {
             counts.stored += 1;
@@ -326,7 +331,7 @@ impl Store for Sessions {
             let first = at(page).ok_or_else(gone)?;
             let follows =
                 |n: usize| at(page + n).is_some_and(|a| a == first + n as u32 && a / SLAB == first / SLAB);
-            let count = (1..).take_while(|n| follows(*n)).count() + 1;
+            let count = (1..SLAB as usize).take_while(|n| follows(*n)).count() + 1;
             open.pages.put_pages(sequences, slot, page, first, count, save.kind.draft_rows)?;
             page += count;
         }
@@ -363,6 +368,42 @@ fn slot_of(live: &mut Vec<Live>, slot: u32) -> &mut Live {
         live.resize(slot + 1, Live::default());
     }
     &mut live[slot]
+}
+
+impl SessionStore for Sessions {
+    fn sessions(&self) -> Result<List<Session>, OpError> {
+        let state = self.state();
+        let open = state.open.as_ref().ok_or_else(not_open)?;
+        let of = |(id, e): (u64, &crate::index::Entry)| Session {
+            id,
+            length: e.save.ids.ids.len() as u32,
+            tag: e.save.kind.tag,
+            draft: e.save.draft,
+            pages: e.save.pages.len() as u32,
+            private_bytes: e.save.private,
+        };
+        Ok(open.index.entries().map(of).collect())
+    }
+
+    fn ids(&self, id: u64) -> Result<List<u32>, OpError> {
+        let state = self.state();
+        let open = state.open.as_ref().ok_or_else(not_open)?;
+        Ok(open.index.entry(id).map_or_else(List::new, |e| e.save.ids.ids.to_vec().into()))
+    }
+
+    fn live_pages(&self, slot: u32, id: u64) -> Result<u32, OpError> {
+        let state = self.state();
+        let open = state.open.as_ref().ok_or_else(not_open)?;
+        let (Some(live), Some(entry)) = (state.live.get(slot as usize), open.index.entry(id)) else {
+            return Ok(0);
+        };
+        Ok(live.holds(&entry.save.pages) as u32)
+    }
+
+    fn room(&self) -> Result<Room, OpError> {
+        let used = self.state().open.as_ref().ok_or_else(not_open)?.index.used();
+        Ok(Room { used, budget: self.settings.budget })
+    }
 }
 
 /// The link of `plan.marks`.

@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 use plugfold_0110_session_cache::marks::Rules;
 use plugfold_0110_session_cache::store::{Marks, Sessions, Settings, Told};
 use plugfold_abi::points::{
-    Figure, ObserverObject, PlannerObject, RequestFacts, SaveFacts, SequencesObject, Store, StoreObject,
-    StoreOffer,
+    DrafterObject, Figure, ObserverObject, PlannerObject, RequestFacts, SaveFacts, SequencesObject,
+    StatePartObject, Store, StoreObject, StoreOffer,
 };
 use plugfold_abi::{List, OpError, Slice, TextBuf};
+use plugfold_base_mtp::Chains;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::service::{Request, Service};
@@ -172,6 +173,48 @@ fn a_tiny_budget_is_kept_and_what_is_larger_is_skipped() {
     assert_eq!((figure(&engine, "entries"), figure(&engine, "skipped")), (2, 2), "prompt and reply");
     let (_, stats) = ask(&engine, request([ids(5, 200), ids(7, 9)].concat(), 1));
     assert_eq!(stats.cached_tokens, 200, "the last is still there");
+}
+
+#[test]
+fn drafts_after_a_restore_are_those_of_a_fresh_prefill() {
+    let prompt = ids(1, 600);
+    let next = Request { policy: "g4".into(), ..request([&prompt[..], &ids(2, 30)].concat(), 16) };
+    for ranks in [1, 2] {
+        let run = |store: bool| {
+            let heard = Mutex::new(support::Proposals::default());
+            let engine = engine(&options(1), ranks, |rank| {
+                let mut hooks = Hooks::default();
+                let chains = Arc::new(Chains::default());
+                hooks.add_object("base-mtp", DrafterObject::new(chains.clone())).unwrap();
+                hooks.add_object("base-mtp", StatePartObject::new(chains)).unwrap();
+                support::by_name(&mut hooks);
+                let proposals = support::listen(&mut hooks);
+                if rank == 0 {
+                    *heard.lock().unwrap() = proposals;
+                }
+                if store {
+                    let sessions = Arc::new(Sessions::new(SETTINGS, None));
+                    hooks.add_object("0110", StoreObject::new(sessions)).unwrap();
+                }
+                hooks
+            });
+            let heard = heard.into_inner().unwrap();
+            if store {
+                // The reply's drafts leave a backlog in the draft layer; another conversation takes the slot over.
+                ask(&engine, Request { policy: "g2".into(), ..request(prompt.clone(), 5) });
+                ask(&engine, Request { policy: "g3".into(), ..request(ids(3, 700), 5) });
+                heard.lock().unwrap().clear();
+            }
+            let (reply, stats) = ask(&engine, next.clone());
+            let proposals = heard.lock().unwrap().clone();
+            (reply, stats.cached_tokens, proposals)
+        };
+        let (with, without) = (run(true), run(false));
+        assert_eq!((with.1, without.1), (600, 0), "{ranks} ranks");
+        assert_eq!(with.0, without.0);
+        assert!(without.2.iter().map(Vec::len).sum::<usize>() > 20, "{:?}", without.2);
+        assert_eq!(with.2, without.2, "{ranks} ranks");
+    }
 }
 
 /// A store on one rank that forgets its first save.

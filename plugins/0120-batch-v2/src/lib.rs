@@ -6,6 +6,9 @@ pub mod fair;
 pub mod planner;
 pub mod stats;
 
+use std::sync::{Arc, OnceLock};
+
+use plugfold_0120_batch_v2_api::BatchViewObject;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{Host, LimitsLinkObject, ObserverObject, PlannerObject};
@@ -18,7 +21,11 @@ const MANIFEST: &str = include_str!("../plugin.toml");
 const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 
 /// The plugin.
-pub struct BatchV2;
+#[derive(Default)]
+pub struct BatchV2 {
+    /// The policies, once they are configured.
+    batch: OnceLock<Arc<Batch>>,
+}
 
 fn bytes(key: &str, gib: f64) -> Result<u64, OpError> {
     let bytes = gib * GIB;
@@ -50,13 +57,19 @@ impl Plugin for BatchV2 {
         let admit = bytes("admit_gib", knobs.float("admit_gib")?)?;
         let settings = Settings { piece, share, reserve, admit };
         let host = setup.host();
+        let batch = self.batch.get_or_init(|| Arc::new(Batch::new(settings, Some(host)))).clone();
         Ok(List::from(vec![
             Offer::of(LimitsLinkObject::new(Slots { settings, host: Some(host) })),
-            Offer::of(PlannerObject::new(Batch::new(settings, Some(host)))),
+            Offer::of(PlannerObject::new(batch)),
             Offer::of(ObserverObject::new(Stats::new(host.rank()? == 0))),
         ]))
+    }
+
+    fn publish(&self) -> Result<List<Offer>, OpError> {
+        let view = self.batch.get().map(|b| Offer::of(BatchViewObject::new(b.clone())));
+        Ok(view.into_iter().collect())
     }
 }
 
 #[cfg(feature = "library")]
-plugfold_abi::export!(manifest: MANIFEST, plugin: BatchV2);
+plugfold_abi::export!(manifest: MANIFEST, plugin: BatchV2::default());

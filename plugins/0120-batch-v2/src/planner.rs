@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use plugfold_0120_batch_v2_api::{BatchView, SlotUse};
 use plugfold_abi::points::{
     Host, HostObject, Level, Limits, LimitsLink, PieceChoice, PlanFacts, Planner, RequestFacts, SlotFacts,
     SlotMemory, StoreOffer, Verdict,
@@ -62,6 +63,8 @@ struct State {
     grids: HashMap<u64, u32>,
     /// Requests that wait for memory, so that each is counted once.
     deferred: HashSet<u64>,
+    /// The slots as of the last plan.
+    slots: Vec<SlotUse>,
 }
 
 /// The planning policies.
@@ -78,8 +81,12 @@ fn running<'f>(facts: &'f PlanFacts<'_>) -> impl Iterator<Item = &'f SlotFacts> 
 impl Batch {
     /// Policies with these settings.
     pub fn new(settings: Settings, host: Option<&'static HostObject>) -> Self {
-        let state =
-            State { fair: Fair::new(settings.share), grids: HashMap::new(), deferred: HashSet::new() };
+        let state = State {
+            fair: Fair::new(settings.share),
+            grids: HashMap::new(),
+            deferred: HashSet::new(),
+            slots: Vec::new(),
+        };
         Self { settings, host, state: Mutex::new(state) }
     }
 
@@ -175,6 +182,13 @@ impl Planner for Batch {
 
     fn pieces(&self, facts: &PlanFacts<'_>, pieces: &mut List<PieceChoice>) -> Result<(), OpError> {
         let mut state = self.state();
+        state.slots.clear();
+        state.slots.extend(facts.slots.iter().map(|s| SlotUse {
+            slot: s.slot,
+            request: s.request,
+            decoding: s.decoding,
+            left: s.prompt.saturating_sub(s.absorbed),
+        }));
         let decoding = running(facts).any(|s| s.decoding);
         let prefilling = || running(facts).filter(|s| !s.decoding);
         state.grids.retain(|number, _| prefilling().any(|s| s.request == *number));
@@ -186,6 +200,16 @@ impl Planner for Batch {
         pieces.push(PieceChoice { slot: first.slot, tokens: self.piece(grid) });
         state.fair.planned(decoding);
         Ok(())
+    }
+}
+
+impl BatchView for Batch {
+    fn slots(&self) -> Result<List<SlotUse>, OpError> {
+        Ok(self.state().slots.clone().into())
+    }
+
+    fn prefill_share(&self) -> Result<f64, OpError> {
+        Ok(self.settings.share)
     }
 }
 

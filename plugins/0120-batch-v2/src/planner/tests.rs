@@ -142,6 +142,9 @@ fn one_piece_a_round_of_the_prompt_with_the_fewest_tokens_left() {
     assert_eq!(pieces(&b, &beside, (0.0, 0.5)), [(0, 100)], "paid");
     assert_eq!(pieces(&b, &[held(0, 5, 900, 0)], (9.0, 0.1)), [(0, 100)], "nobody decodes");
     assert_eq!(pieces(&b, &[held(1, 6, 5, 5)], (0.0, 0.0)), []);
+    pieces(&b, &beside, (0.0, 0.0));
+    let seen: Vec<_> = b.slots().unwrap().iter().map(|s| (s.slot, s.request, s.decoding, s.left)).collect();
+    assert_eq!(seen, [(0, 5, false, 900), (1, 6, true, 0)], "what other plugins see");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use plugfold_abi::points::{
-    Choice, DraftPolicy, DraftPolicyObject, Drafter, DrafterObject, ForwardsObject, NO_DRAFTER, Observer,
-    ObserverObject, Proposal, RequestFacts, RoundDone, Rule, SaveFacts, SaveKind, SequenceEvent,
-    SequenceFacts, Sequences, SequencesObject, Store, StoreObject, StoreOffer, interest,
+    Choice, DraftCut, DraftCutObject, DraftPolicy, DraftPolicyObject, Drafter, DrafterObject, ForwardsObject,
+    NO_DRAFTER, Observer, ObserverObject, Proposal, RequestFacts, RoundDone, Rule, SaveFacts, SaveKind,
+    SequenceEvent, SequenceFacts, Sequences, SequencesObject, Store, StoreObject, StoreOffer, interest,
 };
 use plugfold_abi::{Addressing, List, Maybe, OpError, Slice, Text, TextBuf};
 use plugfold_engine::core::CoreOptions;
@@ -209,7 +209,30 @@ pub fn guesses(hooks: &mut Hooks) {
     for (name, blind) in [("guess", false), ("blind", true)] {
         hooks.add_object("drafts", DrafterObject::new(Guess { name, blind })).unwrap();
     }
+    by_name(hooks);
+}
+
+/// The policy without drafters of its own.
+pub fn by_name(hooks: &mut Hooks) {
     hooks.add_object("drafts", DraftPolicyObject::new(ByName)).unwrap();
+}
+
+/// Everything that drafters proposed, in order.
+pub type Proposals = Arc<Mutex<Vec<Vec<u32>>>>;
+
+struct Listen(Proposals);
+
+impl DraftCut for Listen {
+    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+        self.0.lock().unwrap().push(drafts.to_vec());
+        Ok(drafts.len() as u32)
+    }
+}
+
+pub fn listen(hooks: &mut Hooks) -> Proposals {
+    let proposals = Proposals::default();
+    hooks.add_object("listen", DraftCutObject::new(Listen(proposals.clone()))).unwrap();
+    proposals
 }
 
 /// What an observer saw, as lines.
