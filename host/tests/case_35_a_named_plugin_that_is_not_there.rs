@@ -11,7 +11,13 @@ fn case_35_the_refusal_names_place_folders_and_the_nearest() {
     let told = place.refused(
         &[ROWS, "prefil_rows"],
         "",
-        &["plugin prefil_rows (", "profile.toml:4)", "is not there", "looked in", "did you mean \"0003-prefill-rows\"?"],
+        &[
+            "plugin prefil_rows (",
+            "profile.toml:4)",
+            "is not there",
+            "looked in",
+            "did you mean \"0003-prefill-rows\"?",
+        ],
     );
     assert!(told.contains(place.path("plugins").to_str().unwrap()), "{told}");
     assert_eq!(told.trim_end().lines().count(), 1, "{told}");

@@ -21,7 +21,8 @@ struct Rank {
 }
 
 fn rank(folders: Vec<PathBuf>, names: &[&str]) -> Rank {
-    let listed = |(i, name): (usize, &&str)| Listed { name: (*name).into(), place: format!("p.toml:{}", i + 1) };
+    let listed =
+        |(i, name): (usize, &&str)| Listed { name: (*name).into(), place: format!("p.toml:{}", i + 1) };
     let list: Vec<Listed> = names.iter().enumerate().map(listed).collect();
     let chosen = choose(&list, &Search::only(folders), "cpu").unwrap();
     let manifests = chosen.iter().map(|c| c.library.manifest.clone()).collect();
@@ -71,9 +72,15 @@ fn case_36_the_same_set_starts() {
 fn case_36_another_order_or_one_more_is_told_with_both_values() {
     let folders = || vec![plugins::built().to_owned()];
     let told = start([rank(folders(), &[ROWS, HOSTILE]), rank(folders(), &[HOSTILE, ROWS])]);
-    both(&told, &["plugin 1: rank 0 has `0003-prefill-rows 0.1.0, build ", "rank 1 has `9900-hostile 0.1.0, build "]);
+    both(
+        &told,
+        &["plugin 1: rank 0 has `0003-prefill-rows 0.1.0, build ", "rank 1 has `9900-hostile 0.1.0, build "],
+    );
     let told = start([rank(folders(), &[ROWS, HOSTILE]), rank(folders(), &[ROWS])]);
-    both(&told, &["plugin 2: rank 0 has `9900-hostile", "rank 1 has no such line", "start every rank with the same"]);
+    both(
+        &told,
+        &["plugin 2: rank 0 has `9900-hostile", "rank 1 has no such line", "start every rank with the same"],
+    );
 }
 
 #[test]
@@ -88,11 +95,10 @@ fn case_36_another_version_or_build_is_told_with_both_values() {
     let build = text.split("\nbuild=").nth(1).unwrap()[..16].to_owned();
     patch(&mut other, &build, "0123456789abcdef");
     std::fs::write(there.join(here.file_name().unwrap()), &other).unwrap();
-    let told = start([
-        rank(vec![place.path("plugins")], &["9904"]),
-        rank(vec![there], &["9904"]),
-    ]);
-    let line = format!("rank 0 has `9904-hostilo 0.1.0, build {build}`, rank 1 has `9904-hostilo 0.2.0, build 0123456789abcdef`");
+    let told = start([rank(vec![place.path("plugins")], &["9904"]), rank(vec![there], &["9904"])]);
+    let line = format!(
+        "rank 0 has `9904-hostilo 0.1.0, build {build}`, rank 1 has `9904-hostilo 0.2.0, build 0123456789abcdef`"
+    );
     both(&told, &[&line]);
 }
 

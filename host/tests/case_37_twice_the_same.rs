@@ -18,7 +18,11 @@ fn case_37_two_files_of_one_plugin() {
     let place = Place::new();
     let second = place.put(ROWS, &library(ROWS));
     let first = plugins::built().join(plugins::file_name(ROWS));
-    place.refused(&[ROWS], "", &[second.to_str().unwrap(), first.to_str().unwrap(), "both plugin", "remove one"]);
+    place.refused(
+        &[ROWS],
+        "",
+        &[second.to_str().unwrap(), first.to_str().unwrap(), "both plugin", "remove one"],
+    );
 }
 
 #[test]

@@ -31,7 +31,9 @@ fn case_38_the_tools_work_and_name_what_is_broken() {
         .unwrap();
     let told = String::from_utf8_lossy(&list.stdout);
     assert!(list.status.success(), "{list:?}");
-    let line = |name: &str| told.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {told}"));
+    let line = |name: &str| {
+        told.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {told}"))
+    };
     for (name, why) in [
         ("9901-cutshor", "damaged"),
         ("9902-words", "no shared library"),
@@ -44,7 +46,9 @@ fn case_38_the_tools_work_and_name_what_is_broken() {
     }
     let inspect = place.plugfold(&["plugins", "inspect", "0003"]).output().unwrap();
     let told = String::from_utf8_lossy(&inspect.stdout);
-    for words in ["# 0003-prefill-rows", "- class: same-bits", "| `prefill_rows` |", "GLM53_TF_PREFILL_ROWS", "sha256"] {
+    for words in
+        ["# 0003-prefill-rows", "- class: same-bits", "| `prefill_rows` |", "GLM53_TF_PREFILL_ROWS", "sha256"]
+    {
         assert!(told.contains(words), "no {words:?} in {told}");
     }
 }

@@ -36,7 +36,14 @@ fn case_39_every_field_of_a_layout_that_differs_is_told_with_both_values() {
     let told = place.refused(
         &[HOSTILE],
         "configure-layout",
-        &["plugin 9900-hostile (", "interface `spans` has another layout", "here fn(", "there fn(", "absent", "rebuild"],
+        &[
+            "plugin 9900-hostile (",
+            "interface `spans` has another layout",
+            "here fn(",
+            "there fn(",
+            "absent",
+            "rebuild",
+        ],
     );
     let fields = told.lines().filter(|l| l.contains(": here ") && l.contains("; there ")).count();
     assert!(fields >= 3, "{told}");
@@ -57,7 +64,8 @@ fn case_39_a_verdict_holds_for_the_content_only() {
     let path = place.put(NAME, &bad);
     let time = std::fs::metadata(&path).unwrap().modified().unwrap();
     place.refused(&[NAME], "", &["exports no plugfold_root"]);
-    let told = place.refused(&[NAME], "", &["exports no plugfold_root", "plugins check 9904-hostilo --again"]);
+    let told =
+        place.refused(&[NAME], "", &["exports no plugfold_root", "plugins check 9904-hostilo --again"]);
     assert!(told.contains("kept since"), "{told}");
     // A good one with the same size and time.
     std::fs::write(&path, &good).unwrap();

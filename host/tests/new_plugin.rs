@@ -33,11 +33,16 @@ fn a_new_plugin_builds_passes_its_test_and_loads() {
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let told = plugfold(&["plugins", "new", "my-idea"]);
-    assert!(told.contains("plugins/9000-my-idea") && told.contains("cargo test -p plugfold-9000-my-idea"), "{told}");
+    assert!(
+        told.contains("plugins/9000-my-idea") && told.contains("cargo test -p plugfold-9000-my-idea"),
+        "{told}"
+    );
     let target = plugins::built().parent().unwrap().join("new-plugin");
     for command in ["test", "build"] {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([command, "--offline", "--quiet", "-p", "plugfold-9000-my-idea", "--target-dir"]).arg(&target);
+        cargo
+            .args([command, "--offline", "--quiet", "-p", "plugfold-9000-my-idea", "--target-dir"])
+            .arg(&target);
         let output = cargo.current_dir(place.path("")).output().unwrap();
         assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     }
@@ -49,12 +54,22 @@ fn a_new_plugin_builds_passes_its_test_and_loads() {
     assert!(told.contains("- class: same-bits") && told.contains("| `moe.act` | W D P |"), "{told}");
     let model = plugins::tiny();
     let told = plugfold(&[
-        "plugins", "resolve", "--model", &model, "--context", "256", "--plugin", "9000", "--plugin-path", folder,
+        "plugins",
+        "resolve",
+        "--model",
+        &model,
+        "--context",
+        "256",
+        "--plugin",
+        "9000",
+        "--plugin-path",
+        folder,
     ]);
     let act: Vec<&str> = told.lines().filter(|l| l.trim_start().starts_with("moe.act")).collect();
     assert!(act.len() >= 2 && act.iter().all(|l| l.contains("9000") && l.contains("ref")), "{told}");
     let run = |more: &[&str]| {
-        let mut arguments = vec!["generate", "--model", &model, "--context", "256", "--ids", "5,6,7,8,9,10", "--json"];
+        let mut arguments =
+            vec!["generate", "--model", &model, "--context", "256", "--ids", "5,6,7,8,9,10", "--json"];
         arguments.extend(["--max-tokens", "6", "--ignore-eos"]);
         arguments.extend(more);
         let told: serde_json::Value = serde_json::from_str(&plugfold(&arguments)).unwrap();

@@ -169,7 +169,9 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Convert(args) => args.run()?,
         Command::MakeSynthetic(args) => args.run()?,
         Command::Plugins(args) => return args.run(),
-        Command::ProbePlugins => ::plugfold::plugins::probe::child().context("standard input is no probe's")?,
+        Command::ProbePlugins => {
+            ::plugfold::plugins::probe::child().context("standard input is no probe's")?
+        }
         Command::Rank(args) => args.run()?,
     }
     Ok(ExitCode::SUCCESS)

@@ -117,7 +117,9 @@ impl Listing {
                     let class = l.manifest.class().to_string();
                     println!("{:width$}  {class:14}  {}", found.name, l.manifest.title);
                 }
-                Err(why) => println!("{:width$}  {:14}  {}: {why}", found.name, "broken", found.path.display()),
+                Err(why) => {
+                    println!("{:width$}  {:14}  {}: {why}", found.name, "broken", found.path.display())
+                }
             }
         }
         Ok(())
@@ -138,7 +140,12 @@ impl Inspect {
         let library = self.path.one(&self.plugin)?;
         print!("{}", docs::page(&library.manifest));
         println!("\n## File\n");
-        println!("- path: {}\n- build: {}\n- sha256: {}", library.path.display(), library.note.build, library.hash);
+        println!(
+            "- path: {}\n- build: {}\n- sha256: {}",
+            library.path.display(),
+            library.note.build,
+            library.hash
+        );
         println!("- built for {}, panics {}", library.note.target, library.note.panic);
         Ok(())
     }
@@ -181,7 +188,10 @@ impl Check {
             let settled = settled.and_then(|l| Settled::alone(&l.manifest).map_err(|e| e.to_string()));
             match (library, settled) {
                 (Ok(library), Ok(settled)) => {
-                    tasks.push((library, settled.rows.first().map(|rows| settle::knobs(rows)).unwrap_or_default()));
+                    tasks.push((
+                        library,
+                        settled.rows.first().map(|rows| settle::knobs(rows)).unwrap_or_default(),
+                    ));
                     places.push(place);
                 }
                 (_, settled) => {
@@ -238,8 +248,7 @@ impl Resolve {
         if passes.is_empty() {
             println!("  none");
         }
-        let phases =
-            [(Phase::Window, "window"), (Phase::Draft, "draft"), (Phase::Prefill, "prefill")];
+        let phases = [(Phase::Window, "window"), (Phase::Draft, "draft"), (Phase::Prefill, "prefill")];
         for (phase, name) in phases {
             println!("{name}:");
             for line in table(core, phase)? {

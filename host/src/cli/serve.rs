@@ -92,7 +92,8 @@ impl Serve {
         let (engine, mut others) = model::engine(&setup)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
-        let http = HttpSettings { keys, knobs: Arc::new(others.table(&setup.resolved)), ..settings.http(&folder) };
+        let http =
+            HttpSettings { keys, knobs: Arc::new(others.table(&setup.resolved)), ..settings.http(&folder) };
         let app = Arc::new(App::new(engine.clone(), Arc::new(text), http).with_vision(vision));
         others.serving()?;
         println!(

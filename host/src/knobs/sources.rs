@@ -163,7 +163,9 @@ impl Sources {
         for layer in &mut self.layers {
             let (theirs, rest) = layer.drain(..).partition(|given: &Given| is_theirs(&given.target));
             *layer = rest;
-            let told = theirs.into_iter().map(|given: Given| format!("not used: {}: its plugin is left out", given.origin));
+            let told = theirs
+                .into_iter()
+                .map(|given: Given| format!("not used: {}: its plugin is left out", given.origin));
             self.report.extend(told);
         }
     }

@@ -81,7 +81,8 @@ impl Desk {
     /// The start is over: from now on nothing can be agreed on.
     pub fn close(&self) {
         *lock(&self.agreements) = None;
-        lock(&self.ended).get_or_insert_with(|| "the start is over: ranks agree only while they start".into());
+        lock(&self.ended)
+            .get_or_insert_with(|| "the start is over: ranks agree only while they start".into());
     }
 
     /// Takes a step, which this rank did with a value or could not. Gives every rank's value.
@@ -189,7 +190,9 @@ mod tests {
         let here = all[1].clone().unwrap_err();
         assert_eq!(here, "plugin 0003 is not there");
         let there = all[0].clone().unwrap_err();
-        assert!(there.starts_with("rank 1 of 2 (pid ") && there.ends_with("refuses: plugin 0003 is not there"));
+        assert!(
+            there.starts_with("rank 1 of 2 (pid ") && there.ends_with("refuses: plugin 0003 is not there")
+        );
     }
 
     #[test]

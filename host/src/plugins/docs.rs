@@ -53,7 +53,8 @@ pub fn page(manifest: &Manifest) -> String {
         manifest.knobs.iter().for_each(|knob| row(&mut text, knob, &manifest.id));
         for knob in manifest.knobs.iter().filter(|k| k.help.is_some() || k.load_only.is_some()) {
             let help = knob.help.as_deref().unwrap_or_default();
-            let why = knob.load_only.as_ref().map(|why| format!(" At start only: {why}.")).unwrap_or_default();
+            let why =
+                knob.load_only.as_ref().map(|why| format!(" At start only: {why}.")).unwrap_or_default();
             let _ = writeln!(text, "\n`{}`: {help}{why}", knob.key);
         }
     }
@@ -99,8 +100,10 @@ fn claims(text: &mut String, manifest: &Manifest) {
 
 fn row(text: &mut String, knob: &KnobSchema, owner: &str) {
     let values = cell(&knob.allowed(&|_: &str| None));
-    let default = knob.default.as_deref().map_or_else(|| knob.unset.clone().unwrap_or_default(), |d| format!("`{d}`"));
-    let request = knob.request_key.as_ref().map(|key| format!("`{key}`, {}", knob.fold())).unwrap_or_default();
+    let default =
+        knob.default.as_deref().map_or_else(|| knob.unset.clone().unwrap_or_default(), |d| format!("`{d}`"));
+    let request =
+        knob.request_key.as_ref().map(|key| format!("`{key}`, {}", knob.fold())).unwrap_or_default();
     let mut known = vec![plugfold_manifest::env_name(owner, &knob.key)];
     known.extend(knob.env.iter().cloned());
     let known: Vec<String> = known.iter().map(|name| format!("`{name}`")).collect();
@@ -123,7 +126,9 @@ pub fn file(manifest: &Manifest) -> String {
 
 /// One table of all plugins.
 pub fn summary(manifests: &[&Manifest]) -> String {
-    let mut text = format!("{MADE}# Plugins\n\n| plugin | class | what | operations | knobs |\n| --- | --- | --- | --- | --- |\n");
+    let mut text = format!(
+        "{MADE}# Plugins\n\n| plugin | class | what | operations | knobs |\n| --- | --- | --- | --- | --- |\n"
+    );
     for manifest in manifests {
         let ops = manifest.claims.iter().map(|c| c.op.as_str());
         let ops = ops.chain(manifest.covers.iter().flat_map(|c| c.ops.iter().map(String::as_str)));
@@ -154,7 +159,10 @@ pub fn operations(manifests: &[&Manifest]) -> String {
     let defined: Vec<String> =
         defined.map(|(m, d)| format!("| `{}` | {} | {} |", d.op, m.label(), cell(&d.what))).collect();
     if !defined.is_empty() {
-        let _ = writeln!(text, "\n## Defined by plugins\n\n| operation | plugin | operands |\n| --- | --- | --- |");
+        let _ = writeln!(
+            text,
+            "\n## Defined by plugins\n\n| operation | plugin | operands |\n| --- | --- | --- |"
+        );
         let _ = writeln!(text, "{}", defined.join("\n"));
     }
     let mut claimed: Vec<(String, String)> = Vec::new();
@@ -214,15 +222,21 @@ mod tests {
             assert!(page.contains(words), "no {words:?} in {page}");
         }
         let summary = summary(&[&manifest]);
-        assert!(summary.contains("| [0006-loop](0006-loop.md) | same-bits | Reads once \\| for all | `moe.up` | `on` |"));
+        assert!(summary.contains(
+            "| [0006-loop](0006-loop.md) | same-bits | Reads once \\| for all | `moe.up` | `on` |"
+        ));
     }
 
     #[test]
     fn the_operations_are_those_of_the_core_and_of_plugins() {
         let manifest = Manifest::read(TEXT, "test").unwrap();
         let text = operations(&[&manifest]);
-        for words in ["| `embed` |", "| `sample.candidates` |", "| `moe.new` | 0006-loop |", "| `moe.up` | 0006-loop (of `ref`) |"]
-        {
+        for words in [
+            "| `embed` |",
+            "| `sample.candidates` |",
+            "| `moe.new` | 0006-loop |",
+            "| `moe.up` | 0006-loop (of `ref`) |",
+        ] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
         assert!(!operations(&[]).contains("Defined by plugins"));

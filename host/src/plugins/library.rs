@@ -283,9 +283,8 @@ fn note_of(bytes: &[u8]) -> Result<Note, String> {
     let section = file.section_by_name(NOTE_SECTION).ok_or_else(|| {
         format!("it has no section {NOTE_SECTION}: it is no plugin, or lacks plugfold_abi::export!")
     })?;
-    let data = section
-        .data()
-        .map_err(|e| format!("its file is damaged ({e}): build it again or copy it whole"))?;
+    let data =
+        section.data().map_err(|e| format!("its file is damaged ({e}): build it again or copy it whole"))?;
     let note = Note::parse(data).map_err(|e| format!("{e}: build it against this host's plugfold-abi"))?;
     let here = Note::this_target();
     let wrong: BTreeMap<&str, (String, String)> = [

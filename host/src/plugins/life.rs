@@ -57,7 +57,8 @@ pub fn together(chosen: &[Chosen]) -> Result<Loaded, PluginError> {
         let at = |c: &&Chosen| e.problems.iter().any(|p| p.contains(&c.library.manifest.id));
         let places: Vec<String> =
             chosen.iter().filter(at).map(|c| format!("{} ({})", c.listed.name, c.listed.place)).collect();
-        let places = if places.is_empty() { "plugins".to_owned() } else { format!("plugins {}", places.join(", ")) };
+        let places =
+            if places.is_empty() { "plugins".to_owned() } else { format!("plugins {}", places.join(", ")) };
         PluginError::general(format!("{places}: {}", e.problems.join("; ")))
     })
 }
@@ -79,7 +80,10 @@ pub fn prove(chosen: &[Chosen], settled: &Settled, probe: &Probe) -> Result<(), 
 
 fn unusable(chosen: &Chosen, why: impl std::fmt::Display) -> PluginError {
     let path = chosen.library.path.display();
-    PluginError::new(&chosen.listed, format!("cannot be used; mend it or take it off the list: {why} ({path})"))
+    PluginError::new(
+        &chosen.listed,
+        format!("cannot be used; mend it or take it off the list: {why} ({path})"),
+    )
 }
 
 /// A loaded plugin.
@@ -137,7 +141,8 @@ impl Plugins {
 
     fn open(&mut self, chosen: Vec<Chosen>, cache: &Path) -> Result<(), PluginError> {
         for chosen in chosen {
-            let object = load::open(&chosen.library.path).map_err(|refusal| unusable(&chosen, refusal.why))?;
+            let object =
+                load::open(&chosen.library.path).map_err(|refusal| unusable(&chosen, refusal.why))?;
             let host = HostFor {
                 plugin: chosen.library.manifest.id.as_str().into(),
                 figures: self.figures.clone(),
@@ -259,7 +264,9 @@ impl Plugins {
         off.sort_unstable();
         for (place, why) in off.iter().rev() {
             if *place >= self.hooks.providers.len() {
-                return Err(PluginError::general("the ranks have different claims: start all from one build"));
+                return Err(PluginError::general(
+                    "the ranks have different claims: start all from one build",
+                ));
             }
             let hooked = self.hooks.providers.remove(*place);
             let op = hooked.call(|p| p.op()).map_or_else(|e| e.to_string(), |op| op.to_string());

@@ -79,7 +79,8 @@ pub fn describe(plugin: &PluginObject, note: &str) -> Result<(), Refusal> {
     }
     let pairs = note.lines().zip(said.as_str().lines());
     let differ = pairs.into_iter().find(|(note, said)| note != said);
-    let differ = differ.map_or_else(String::new, |(note, said)| format!(": the file says `{note}`, it says `{said}`"));
+    let differ =
+        differ.map_or_else(String::new, |(note, said)| format!(": the file says `{note}`, it says `{said}`"));
     Err(Refusal::broken(format!("its manifest lies{differ}: export the text that describe gives")))
 }
 
@@ -114,7 +115,10 @@ pub fn configure(
     let mut operations = Vec::new();
     for provider in hooks.providers.iter().filter(|h| *h.owner == *manifest.id) {
         let op = provider.call(|p| plugfold_abi::Provider::op(p));
-        operations.push(op.map_err(|e| Refusal::broken(format!("its provider cannot say its operation: {e}")))?.to_string());
+        operations.push(
+            op.map_err(|e| Refusal::broken(format!("its provider cannot say its operation: {e}")))?
+                .to_string(),
+        );
     }
     super::declared::compare(manifest, &interfaces, &operations)
         .map_err(|lie| Refusal::broken(format!("its manifest lies: {lie}")))

@@ -4,18 +4,18 @@
 //! [`probe`] loads each in a child process once, [`life`] loads them here and takes them through their life in step with
 //! the other ranks. Any refusal ends the start on every rank with one line that names plugin, profile line and mend.
 
+mod agree;
+mod declared;
 pub mod docs;
 pub mod library;
 pub mod life;
+mod load;
 pub mod new;
 pub mod order;
 pub mod probe;
 pub mod sentinel;
-pub mod settle;
 pub mod services;
-mod agree;
-mod declared;
-mod load;
+pub mod settle;
 mod verdicts;
 
 use std::path::PathBuf;

@@ -49,12 +49,14 @@ pub fn write(root: &Path, name: &str) -> Result<Written, PluginError> {
     let (id, bare) = match name.split_once('-') {
         Some((id, bare)) if id.len() == 4 && id.bytes().all(|b| b.is_ascii_digit()) => (id.to_owned(), bare),
         _ => {
-            let free = OWN_NUMBERS.map(|n| format!("{n:04}")).find(|id| !taken.iter().any(|t| has_number(t, id)));
+            let free =
+                OWN_NUMBERS.map(|n| format!("{n:04}")).find(|id| !taken.iter().any(|t| has_number(t, id)));
             (free.ok_or_else(|| wrong("all numbers from 9000 to 9999 are taken".into()))?, name)
         }
     };
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let shaped = bare.starts_with(|c: char| c.is_ascii_lowercase()) && !bare.ends_with('-') && !bare.contains("--");
+    let shaped =
+        bare.starts_with(|c: char| c.is_ascii_lowercase()) && !bare.ends_with('-') && !bare.contains("--");
     if !shaped || !bare.chars().all(good) || bare.len() > 40 {
         return Err(wrong("a name has small letters, digits and single `-`, 40 at most, as my-idea".into()));
     }
@@ -69,12 +71,8 @@ pub fn write(root: &Path, name: &str) -> Result<Written, PluginError> {
             .replace("@NAME@", &name)
             .replace("@LIB@", &name.replace('-', "_"))
     };
-    let files = [
-        ("Cargo.toml", CARGO),
-        ("plugin.toml", MANIFEST),
-        ("src/lib.rs", SOURCE),
-        ("README.md", README),
-    ];
+    let files =
+        [("Cargo.toml", CARGO), ("plugin.toml", MANIFEST), ("src/lib.rs", SOURCE), ("README.md", README)];
     let put = |(file, text): (&str, &str)| {
         let path = folder.join(file);
         std::fs::create_dir_all(path.parent().unwrap_or(&folder))?;

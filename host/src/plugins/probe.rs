@@ -90,7 +90,10 @@ impl Probe {
         let verdict = |i: usize| {
             let library = libraries[i].0;
             let refused = verdicts.of(&library.hash)?.refused.clone()?;
-            let kept = format!("; kept since it was tried first, `plugfold plugins check {} --again` tries it again", library.name);
+            let kept = format!(
+                "; kept since it was tried first, `plugfold plugins check {} --again` tries it again",
+                library.name
+            );
             Some(if fresh(&i) { refused } else { refused + &kept })
         };
         Ok((0..libraries.len()).map(verdict).collect())
@@ -116,8 +119,9 @@ impl Probe {
     }
 
     fn process(&self, tasks: &[Task]) -> Result<Ran, PluginError> {
-        let no_process =
-            |e: std::io::Error| PluginError::general(format!("no process to probe plugins can be started: {e}"));
+        let no_process = |e: std::io::Error| {
+            PluginError::general(format!("no process to probe plugins can be started: {e}"))
+        };
         let (ours, theirs) = UnixStream::pair().map_err(no_process)?;
         ours.set_read_timeout(Some(self.patience)).map_err(no_process)?;
         let mut child = Command::new(&self.program)
@@ -182,7 +186,9 @@ fn converse(
     while open > 0 {
         let line = match lines.next() {
             Some(Ok(line)) => line,
-            Some(Err(e)) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {
+            Some(Err(e))
+                if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) =>
+            {
                 return Err(Stop::Silence);
             }
             Some(Err(_)) | None => return Err(Stop::Gone),

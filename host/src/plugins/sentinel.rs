@@ -72,7 +72,10 @@ impl Sentinel {
         let path = folder(cache).join(format!("{pid}.json"));
         let told = |e: std::io::Error| {
             let env = super::CACHE_DIR_ENV;
-            PluginError::general(format!("{} cannot be written: {e}; set {env} to another folder", path.display()))
+            PluginError::general(format!(
+                "{} cannot be written: {e}; set {env} to another folder",
+                path.display()
+            ))
         };
         std::fs::create_dir_all(folder(cache)).map_err(told)?;
         // Locked before it can be found: a start beside this one must not take it for a dead process's.

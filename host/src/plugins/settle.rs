@@ -36,11 +36,7 @@ impl Settled {
     /// What plugins of these ids, in this order, get of resolved knobs.
     pub fn of<'i>(resolved: &Resolved, ids: impl Iterator<Item = &'i str>) -> Self {
         let table = resolved.table();
-        let row = |knob: Knob| KnobRow {
-            key: knob.key.into(),
-            value: knob.value,
-            id: knob.id.into_option(),
-        };
+        let row = |knob: Knob| KnobRow { key: knob.key.into(), value: knob.value, id: knob.id.into_option() };
         let engine = table.engine();
         Self {
             rows: ids.map(|id| resolved.of_plugin(id, &table).into_iter().map(row).collect()).collect(),
@@ -68,11 +64,8 @@ impl Settled {
 
 /// Knobs as they cross the boundary.
 pub fn knobs(rows: &[KnobRow]) -> Vec<Knob> {
-    let knob = |row: &KnobRow| Knob {
-        key: row.key.as_str().into(),
-        value: row.value.clone(),
-        id: row.id.into(),
-    };
+    let knob =
+        |row: &KnobRow| Knob { key: row.key.as_str().into(), value: row.value.clone(), id: row.id.into() };
     rows.iter().map(knob).collect()
 }
 

@@ -85,7 +85,10 @@ impl Verdicts {
             .and_then(|()| std::fs::rename(&partial, &to))
             .map_err(|e| {
                 let env = super::CACHE_DIR_ENV;
-                PluginError::general(format!("{} cannot be written: {e}; set {env} to another folder", to.display()))
+                PluginError::general(format!(
+                    "{} cannot be written: {e}; set {env} to another folder",
+                    to.display()
+                ))
             })
     }
 }

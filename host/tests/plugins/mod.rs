@@ -21,7 +21,15 @@ pub fn built() -> &'static Path {
     BUILT.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_plugfold")).parent().unwrap().to_owned();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--locked", "--quiet", "-p", "plugfold-hostile", "-p", "plugfold-0003-prefill-rows"]);
+        cargo.args([
+            "build",
+            "--locked",
+            "--quiet",
+            "-p",
+            "plugfold-hostile",
+            "-p",
+            "plugfold-0003-prefill-rows",
+        ]);
         cargo.arg("--target-dir").arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             cargo.arg("--release");
@@ -107,7 +115,11 @@ impl Place {
     /// The program, with caches here.
     pub fn plugfold(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_plugfold"));
-        command.args(arguments).current_dir(ROOT).env("PLUGFOLD_CACHE_DIR", self.path("cache")).env_remove(DEED);
+        command
+            .args(arguments)
+            .current_dir(ROOT)
+            .env("PLUGFOLD_CACHE_DIR", self.path("cache"))
+            .env_remove(DEED);
         command
     }
 

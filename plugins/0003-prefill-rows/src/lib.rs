@@ -4,9 +4,7 @@
 
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::points::{
-    Limits, LimitsLink, LimitsLinkObject, SpanChoice, SpanFacts, Spans, SpansObject,
-};
+use plugfold_abi::points::{Limits, LimitsLink, LimitsLinkObject, SpanChoice, SpanFacts, Spans, SpansObject};
 use plugfold_abi::{KnobId, List, OpError, Span, TextBuf, value_of};
 
 /// The manifest.
@@ -25,10 +23,7 @@ impl Plugin for PrefillRows {
         let rows = rows_of(setup.knobs.int(KEY)?)?;
         let chunks = Chunks { id: setup.knobs.id(KEY)?, rows };
         let raise = Buffers { rows };
-        Ok(List::from(vec![
-            Offer::of(SpansObject::new(chunks)),
-            Offer::of(LimitsLinkObject::new(raise)),
-        ]))
+        Ok(List::from(vec![Offer::of(SpansObject::new(chunks)), Offer::of(LimitsLinkObject::new(raise))]))
     }
 }
 
@@ -131,14 +126,8 @@ mod tests {
 
     #[test]
     fn the_largest_chunk_is_raised_and_never_lowered() {
-        let mut limits = Limits {
-            context: 1,
-            slots: 1,
-            window_rows: 1,
-            prefill_rows: 64,
-            prefill_rows_max: 64,
-            piece: 1,
-        };
+        let mut limits =
+            Limits { context: 1, slots: 1, window_rows: 1, prefill_rows: 64, prefill_rows_max: 64, piece: 1 };
         Buffers { rows: 16 }.raise(&mut limits).unwrap();
         assert_eq!((limits.prefill_rows, limits.prefill_rows_max), (16, 64));
         Buffers { rows: 512 }.raise(&mut limits).unwrap();

@@ -10,8 +10,7 @@ use std::sync::OnceLock;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Memory, Plugin, Setup};
 use plugfold_abi::points::{
-    Host as _,
-    Limits, ObserverObject, ServicesObject, SpanChoice, SpanFacts, Spans, SpansObject,
+    Host as _, Limits, ObserverObject, ServicesObject, SpanChoice, SpanFacts, Spans, SpansObject,
 };
 use plugfold_abi::{List, Maybe, OpError, TextBuf};
 

@@ -39,7 +39,8 @@ impl Core {
             self.stages.words(&self.hooks, &mut shape, (&[rows][..], &[0][..], &[0][..]), &knobs)?;
             let steps = self.program(&shape)?.describe();
             // Long sequences run the same steps but for those that choose keys.
-            let new: Vec<Described> = steps.into_iter().filter(|step| !select || !all.contains(step)).collect();
+            let new: Vec<Described> =
+                steps.into_iter().filter(|step| !select || !all.contains(step)).collect();
             all.extend(new);
         }
         Ok(all)
