@@ -141,8 +141,8 @@ impl Plugins {
 
     fn open(&mut self, chosen: Vec<Chosen>, cache: &Path) -> Result<(), PluginError> {
         for chosen in chosen {
-            let object =
-                load::open(&chosen.library.path).map_err(|refusal| unusable(&chosen, refusal.why))?;
+            let opened = load::open(&chosen.library.path, &chosen.library.note.root_symbol());
+            let object = opened.map_err(|refusal| unusable(&chosen, refusal.why))?;
             let host = HostFor {
                 plugin: chosen.library.manifest.id.as_str().into(),
                 figures: self.figures.clone(),

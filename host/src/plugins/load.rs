@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use plugfold_abi::boundary::{Give, Interface as _, Offer, Opaque, ROOT_SYMBOL, Root};
+use plugfold_abi::boundary::{Give, Interface as _, Offer, Opaque, Root};
 use plugfold_abi::life::{Plugin as _, PluginObject, Setup};
 use plugfold_abi::points::HostObject;
 use plugfold_abi::{ErrorKind, Knob, Knobs, Slice, Text};
@@ -31,19 +31,19 @@ unsafe extern "C" fn collect(context: *mut Opaque, offer: Offer) {
     offers.push(offer);
 }
 
-/// Loads a library and takes its plugin. The library stays for the rest of the process.
+/// Loads a library and takes its plugin from its root function, which is called `symbol`. The library stays for the rest of the process.
 ///
 /// # Errors
 /// A file that the system does not load, no root function, a root that fails, an offer that does not fit.
-pub fn open(path: &Path) -> Result<PluginObject, Refusal> {
+pub fn open(path: &Path, symbol: &str) -> Result<PluginObject, Refusal> {
     // SAFETY: loading runs the library's constructors. Its note says that it is a plugin of this boundary, and it has
     // been loaded in a process of its own before.
     let library = unsafe { libloading::Library::new(path) }
         .map_err(|e| Refusal::broken(format!("the system does not load it: {}", chain(&e))))?;
     // SAFETY: the root function has this signature in every library of this major version.
-    let root = unsafe { library.get::<Root>(ROOT_SYMBOL) }
+    let root = unsafe { library.get::<Root>(symbol) }
         .map(|symbol| *symbol)
-        .map_err(|_| Refusal::broken(format!("it exports no {ROOT_SYMBOL}: use plugfold_abi::export!")))?;
+        .map_err(|_| Refusal::broken(format!("it exports no {symbol}: use plugfold_abi::export!")))?;
     // Nothing says when the last pointer into a library is gone.
     std::mem::forget(library);
     let mut offers: Vec<Offer> = Vec::new();

@@ -30,6 +30,7 @@ const LAST_WORDS: u64 = 64 << 10;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Task {
     path: PathBuf,
+    root: String,
     manifest: String,
     knobs: Vec<(String, KnobValue, Option<u32>)>,
 }
@@ -222,6 +223,7 @@ fn task((library, knobs): &(&Library, Vec<Knob>)) -> Task {
     let knob = |k: &Knob| (k.key.to_string(), k.value.clone(), k.id.into_option());
     Task {
         path: library.path.clone(),
+        root: library.note.root_symbol(),
         manifest: library.note.manifest.clone(),
         knobs: knobs.iter().map(knob).collect(),
     }
@@ -263,7 +265,7 @@ fn try_one(
         Err(e) => return Ok(Some(e.to_string())),
     };
     at("load")?;
-    let plugin = match load::open(&task.path) {
+    let plugin = match load::open(&task.path, &task.root) {
         Ok(plugin) => plugin,
         Err(refusal) => return Ok(Some(refusal.why)),
     };

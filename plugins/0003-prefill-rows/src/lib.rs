@@ -78,7 +78,6 @@ impl Spans for Chunks {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: PrefillRows);
 
 #[cfg(test)]

@@ -69,5 +69,4 @@ impl Plugin for SuffixDrafter {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: SuffixDrafter::default());

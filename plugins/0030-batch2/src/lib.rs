@@ -59,7 +59,6 @@ impl Planner for Scheduler {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: Batch2);
 
 #[cfg(test)]

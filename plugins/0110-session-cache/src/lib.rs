@@ -78,5 +78,4 @@ impl Plugin for SessionCache {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: SessionCache::default());

@@ -71,5 +71,4 @@ impl Plugin for BatchV2 {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: BatchV2::default());

@@ -68,5 +68,4 @@ impl Plugin for BaseAuto {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: BaseAuto::default());

@@ -42,5 +42,4 @@ impl Plugin for BaseMtp {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: BaseMtp::default());

@@ -85,5 +85,4 @@ impl Transport for Memory {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: Shm);

@@ -31,5 +31,4 @@ impl Transport for Streams {
     }
 }
 
-#[cfg(feature = "library")]
 plugfold_abi::export!(manifest: MANIFEST, plugin: Tcp);

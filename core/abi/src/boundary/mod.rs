@@ -15,8 +15,8 @@ mod tests;
 pub use guard::guard;
 pub use interface::{Borrowed, Interface, Opaque};
 pub use layout::{Difference, differences, layout_text};
-pub use note::{MAGIC, MAJOR, NOTE_SECTION, Note, NoteError, PANIC, join, note_len};
-pub use offer::{Give, Mismatch, Offer, ROOT_SYMBOL, Root, Shared};
+pub use note::{MAGIC, MAJOR, NOTE_SECTION, Note, NoteError, PANIC, ROOT_SYMBOL, join, note_len};
+pub use offer::{Give, Mismatch, Offer, Root, Shared};
 
 /// Owned list that either side may grow and free.
 pub type List<T> = abi_stable::std_types::RVec<T>;

@@ -4,6 +4,8 @@
 
 /// Section of the library's file that holds the note.
 pub const NOTE_SECTION: &str = ".plugfold";
+/// What the name of the one exported function begins with; the crate's name follows.
+pub const ROOT_SYMBOL: &str = "plugfold_root";
 /// First line of a note.
 pub const MAGIC: &str = "plugfold-note";
 /// Major version of the boundary: the root function and the note.
@@ -49,6 +51,8 @@ pub struct Note {
     pub panic: String,
     /// Digest of the plugin's sources.
     pub build: String,
+    /// Name of its crate, which its root function carries.
+    pub name: String,
     /// The manifest, TOML.
     pub manifest: String,
 }
@@ -87,8 +91,14 @@ impl Note {
             target: get("target")?,
             panic: get("panic")?,
             build: get("build")?,
+            name: get("crate")?,
             manifest: manifest.to_owned(),
         })
+    }
+
+    /// The symbol of the library's root function.
+    pub fn root_symbol(&self) -> String {
+        format!("{ROOT_SYMBOL}_{}", self.name)
     }
 
     /// The target of this build, as notes write it.
@@ -116,6 +126,8 @@ macro_rules! export {
             $crate::boundary::PANIC,
             "\nbuild=",
             $crate::build_id!(),
+            "\ncrate=",
+            env!("CARGO_CRATE_NAME"),
             "\n\n",
             $manifest,
         ];
@@ -130,7 +142,8 @@ macro_rules! export {
         ///
         /// # Safety
         /// Called by the host with a function that takes the offer over.
-        #[unsafe(no_mangle)]
+        // Named after the crate, so that a program may link several plugins.
+        #[unsafe(export_name = concat!("plugfold_root_", env!("CARGO_CRATE_NAME")))]
         pub unsafe extern "C" fn plugfold_root(
             context: *mut $crate::boundary::Opaque,
             give: $crate::boundary::Give,

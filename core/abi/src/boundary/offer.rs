@@ -5,8 +5,6 @@ use std::marker::PhantomData;
 use super::{Difference, Interface, Opaque, differences, layout_text};
 use crate::Text;
 
-/// Name of the one function that a library exports.
-pub const ROOT_SYMBOL: &str = "plugfold_root";
 /// Takes an offer over.
 pub type Give = unsafe extern "C" fn(context: *mut Opaque, offer: Offer);
 /// The root function: gives offers; anything but 0 says that it could not.

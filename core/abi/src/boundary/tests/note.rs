@@ -55,10 +55,13 @@ fn parts_are_joined_in_order() {
 
 #[test]
 fn a_note_that_lacks_something_is_refused_with_its_name() {
-    let good = [MAGIC, "major=1", "target=x86_64-linux", "panic=unwind", "build=00"];
+    let good = [MAGIC, "major=1", "target=x86_64-linux", "panic=unwind", "build=00", "crate=idea"];
     let read = note(&good).unwrap();
-    assert_eq!((read.major, read.build.as_str(), read.manifest.as_str()), (1, "00", "id = 1"));
-    for (i, key) in ["major", "target", "panic", "build"].iter().enumerate() {
+    assert_eq!(
+        (read.major, read.root_symbol().as_str(), read.manifest.as_str()),
+        (1, "plugfold_root_idea", "id = 1")
+    );
+    for (i, key) in ["major", "target", "panic", "build", "crate"].iter().enumerate() {
         let mut lines = good.to_vec();
         lines.remove(i + 1);
         assert_eq!(note(&lines).unwrap_err().to_string(), format!("its note lacks `{key}`"));
@@ -76,7 +79,7 @@ fn what_is_no_note_is_refused() {
     assert_eq!(text(b"plugfold-nota\nmajor=1\n\nid = 1"), "its note does not begin with its magic line");
     for major in ["x", "-1", "1.0", ""] {
         let line = format!("major={major}");
-        let read = note(&[MAGIC, &line, "target=a", "panic=unwind", "build=0"]);
+        let read = note(&[MAGIC, &line, "target=a", "panic=unwind", "build=0", "crate=idea"]);
         assert_eq!(read.unwrap_err().to_string(), "its note has a major version that is no number");
     }
 }
