@@ -40,8 +40,9 @@ fn case_35_the_start_ends_before_anything_is_loaded() {
 #[test]
 fn case_35_names_are_ids_or_folder_names() {
     let place = Place::new();
-    for name in ["0003", "0003-prefill-rows", "0003_prefill_rows"] {
+    for name in ["0003", "0003-prefill-rows"] {
         let output = place.generate(&[name], "", &[]);
         assert!(output.status.success(), "{name}: {output:?}");
     }
+    place.refused(&["0003_prefill_rows"], "", &["did you mean \"0003-prefill-rows\"?"]);
 }

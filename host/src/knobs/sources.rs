@@ -157,7 +157,7 @@ impl Sources {
             Target::Knob(owner, _) => plugins.iter().any(|p| same_plugin(&p.name, owner)),
             Target::Variable(name) => plugins.iter().any(|p| {
                 let owned = catalogue().by_env(name).is_some_and(|(owner, _)| same_plugin(&p.name, &owner));
-                owned || name.starts_with(&plugfold_manifest::env_name(&plugin_id(&p.name), ""))
+                owned || name.starts_with(&plugfold_manifest::env_name(plugin_id(&p.name), ""))
             }),
         };
         for layer in &mut self.layers {

@@ -207,11 +207,10 @@ fn is_number(id: &str) -> bool {
     id.len() == 4 && id.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// The id in a name as lists have it: `0003` of `0003-prefill-rows` and `0003_prefill_rows`, `base-mtp` of itself.
-pub fn plugin_id(name: &str) -> String {
-    let name = name.replace('_', "-");
+/// The id in a name as lists have it: `0003` of `0003-prefill-rows`, `base-mtp` of itself.
+pub fn plugin_id(name: &str) -> &str {
     match name.split_once('-') {
-        Some((id, _)) if is_number(id) => id.to_owned(),
+        Some((id, _)) if is_number(id) => id,
         _ => name,
     }
 }
@@ -223,8 +222,7 @@ pub fn same_plugin(one: &str, other: &str) -> bool {
 
 /// Whether a plugin's folder name is what a list asks for: the same, or its number.
 fn is_called(name: &str, asked: &str) -> bool {
-    let asked = asked.replace('_', "-");
-    name == asked || (is_number(&asked) && name.strip_prefix(&asked).is_some_and(|r| r.starts_with('-')))
+    name == asked || (is_number(asked) && name.strip_prefix(asked).is_some_and(|r| r.starts_with('-')))
 }
 
 /// The plugin that a file would be by its name.
