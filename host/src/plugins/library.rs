@@ -134,7 +134,7 @@ impl Search {
             chosen.push((listed, found));
         }
         // Reading and hashing are most of the work of a start with many plugins.
-        let read = read_all(chosen.iter().map(|(_, found)| *found).collect());
+        let read = read_all(&chosen.iter().map(|(_, found)| *found).collect::<Vec<_>>());
         let mut libraries: Vec<Library> = Vec::with_capacity(read.len());
         for ((listed, found), library) in chosen.iter().zip(read) {
             let library = library.map_err(|why| {
@@ -180,7 +180,7 @@ impl Search {
 }
 
 /// Reads libraries on all cores. The kernels' pool of threads is not sized yet.
-fn read_all(files: Vec<&Found>) -> Vec<Result<Library, String>> {
+fn read_all(files: &[&Found]) -> Vec<Result<Library, String>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = files.len().div_ceil(cores).max(1);
     let read = |files: &[&Found]| files.iter().map(|found| Library::read(found)).collect::<Vec<_>>();

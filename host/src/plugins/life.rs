@@ -6,7 +6,7 @@ use std::sync::Arc;
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::life::{Plugin as _, PluginObject};
 use plugfold_abi::points::{HostObject, Limits, ServicesObject};
-use plugfold_abi::{Knob, KnobValue, OpError, Provider as _};
+use plugfold_abi::{Knob, KnobValue, OpError, Provider};
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::ranks::{SettingsDigest, World};
 use plugfold_manifest::{Loaded, Manifest};
@@ -244,7 +244,7 @@ impl Plugins {
             .providers
             .iter()
             .enumerate()
-            .filter_map(|(i, h)| match h.call(|p| p.self_check()) {
+            .filter_map(|(i, h)| match h.call(Provider::self_check) {
                 Ok(said) => said.into_option().map(|why| (i, why.to_string())),
                 Err(e) => Some((i, e.error.to_string())),
             })
@@ -269,7 +269,7 @@ impl Plugins {
                 ));
             }
             let hooked = self.hooks.providers.remove(*place);
-            let op = hooked.call(|p| p.op()).map_or_else(|e| e.to_string(), |op| op.to_string());
+            let op = hooked.call(Provider::op).map_or_else(|e| e.to_string(), |op| op.to_string());
             self.notes.push(format!(
                 "plugin {}: its claim on {op} is off on all ranks, its check failed {why}",
                 hooked.owner

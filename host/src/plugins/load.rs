@@ -114,7 +114,7 @@ pub fn configure(
     }
     let mut operations = Vec::new();
     for provider in hooks.providers.iter().filter(|h| *h.owner == *manifest.id) {
-        let op = provider.call(|p| plugfold_abi::Provider::op(p));
+        let op = provider.call(plugfold_abi::Provider::op);
         operations.push(
             op.map_err(|e| Refusal::broken(format!("its provider cannot say its operation: {e}")))?
                 .to_string(),

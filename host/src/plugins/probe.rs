@@ -75,7 +75,9 @@ impl Probe {
     pub fn all(&self, libraries: &[(&Library, Vec<Knob>)]) -> Result<Vec<Option<String>>, PluginError> {
         let mut verdicts = Verdicts::read(&self.cache);
         if self.again {
-            libraries.iter().for_each(|(library, _)| verdicts.forget(&library.hash));
+            for (library, _) in libraries {
+                verdicts.forget(&library.hash);
+            }
         }
         let unknown: Vec<usize> =
             (0..libraries.len()).filter(|i| verdicts.of(&libraries[*i].0.hash).is_none()).collect();
@@ -215,8 +217,8 @@ fn last_words(stderr: impl std::io::Read) -> String {
     // A child that says more must not be held up by a full pipe.
     let _ = std::io::copy(&mut reader, &mut std::io::sink());
     let text = String::from_utf8_lossy(&text);
-    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("note: "));
-    lines.last().unwrap_or_default().to_owned()
+    let mut lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with("note: "));
+    lines.next_back().unwrap_or_default().to_owned()
 }
 
 fn task((library, knobs): &(&Library, Vec<Knob>)) -> Task {

@@ -124,7 +124,8 @@ impl Host for HostFor {
         let told = |e: std::io::Error| OpError::new(format!("cache folder {}: {e}", folder.display()));
         std::fs::create_dir_all(&folder).map_err(told)?;
         let text = folder.to_str();
-        let text = text.ok_or_else(|| OpError::new(format!("cache folder {folder:?} is not UTF-8")))?;
+        let text =
+            text.ok_or_else(|| OpError::new(format!("cache folder {} is not UTF-8", folder.display())))?;
         Ok(text.into())
     }
 

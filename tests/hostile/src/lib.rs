@@ -123,9 +123,8 @@ struct Hostile {
 
 impl Hostile {
     fn root() -> Self {
-        if commit(Mode::from_environment().at("root", 0), "root").is_err() {
-            panic!("hostile: an error at root");
-        }
+        let done = commit(Mode::from_environment().at("root", 0), "root");
+        assert!(done.is_ok(), "hostile: an error at root");
         Self::default()
     }
 
