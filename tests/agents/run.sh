@@ -49,7 +49,7 @@ run_opencode() {
  "provider": {"plugfold": {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "http://127.0.0.1:$port/v1"},
   "models": {"scripted": {"tool_call": true, "reasoning": true, "limit": {"context": 131072, "output": 4096}}}}}}
 JSON
-  OPENCODE_DISABLE_MODELS_FETCH=1 timeout 120 opencode run -m plugfold/scripted "$task"
+  OPENCODE_DISABLE_MODELS_FETCH=1 timeout 600 opencode run -m plugfold/scripted "$task"
 }
 
 run_codex() {
@@ -64,14 +64,14 @@ base_url = "http://127.0.0.1:$port/v1"
 wire_api = "responses"
 env_key = "PLUGFOLD_API_KEY"
 TOML
-  PLUGFOLD_API_KEY=unused timeout 120 codex exec --dangerously-bypass-approvals-and-sandbox "$task" </dev/null
+  PLUGFOLD_API_KEY=unused timeout 600 codex exec --dangerously-bypass-approvals-and-sandbox "$task" </dev/null
 }
 
 run_claude() {
   folder claude
   ANTHROPIC_BASE_URL="http://127.0.0.1:$port" ANTHROPIC_API_KEY=unused ANTHROPIC_MODEL=scripted \
     ANTHROPIC_SMALL_FAST_MODEL=scripted DISABLE_TELEMETRY=1 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1 \
-    DISABLE_AUTOUPDATER=1 timeout 120 claude -p "$task" --model scripted --allowedTools "Bash(sed:*)" </dev/null
+    DISABLE_AUTOUPDATER=1 timeout 600 claude -p "$task" --model scripted --allowedTools "Bash(sed:*)" </dev/null
 }
 
 failed=0

@@ -14,6 +14,8 @@ TOOL = {
     "description": "Get the current weather of a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
+# The package has no parameter for it any more.
+GREEDY = {"temperature": 0}
 QUESTION = "What is the weather in Paris?"
 
 
@@ -23,11 +25,11 @@ def main(base_url: str) -> None:
     messages = [{"role": "user", "content": "What is 2 + 3?"}]
 
     counted = client.messages.count_tokens(model=model, messages=messages)
-    whole = client.messages.create(model=model, messages=messages, max_tokens=64, temperature=0)
+    whole = client.messages.create(model=model, messages=messages, max_tokens=64, extra_body=GREEDY)
     assert whole.type == "message" and whole.stop_reason in ("end_turn", "max_tokens"), whole
     assert whole.usage.input_tokens + whole.usage.cache_read_input_tokens == counted.input_tokens
     assert all(block.type == "text" for block in whole.content), "thinking is off unless it is asked for"
-    with client.messages.stream(model=model, messages=messages, max_tokens=64, temperature=0) as stream:
+    with client.messages.stream(model=model, messages=messages, max_tokens=64, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == "".join(block.text for block in whole.content), (text, whole.content)
@@ -35,7 +37,7 @@ def main(base_url: str) -> None:
 
     thinking = {"type": "enabled", "budget_tokens": 1024}
     thought = client.messages.create(
-        model=model, messages=messages, max_tokens=2048, temperature=0, thinking=thinking, system="Think first."
+        model=model, messages=messages, max_tokens=2048, extra_body=GREEDY, thinking=thinking, system="Think first."
     )
     assert thought.content[0].type == "thinking" and thought.content[0].signature, thought
     history = messages + [
@@ -46,13 +48,13 @@ def main(base_url: str) -> None:
 
     history = [{"role": "user", "content": QUESTION}]
     called = client.messages.create(
-        model=model, messages=history, max_tokens=512, temperature=0, tools=[TOOL], thinking={"type": "adaptive"}
+        model=model, messages=history, max_tokens=512, extra_body=GREEDY, tools=[TOOL], thinking={"type": "adaptive"}
     )
     assert called.stop_reason == "tool_use", called
     (call,) = [block for block in called.content if block.type == "tool_use"]
     assert call.name == "get_weather" and isinstance(call.input["city"], str), call
     with client.messages.stream(
-        model=model, messages=history, max_tokens=512, temperature=0, tools=[TOOL], thinking={"type": "adaptive"}
+        model=model, messages=history, max_tokens=512, extra_body=GREEDY, tools=[TOOL], thinking={"type": "adaptive"}
     ) as stream:
         again = [block.input for block in stream.get_final_message().content if block.type == "tool_use"]
     assert again == [call.input], again

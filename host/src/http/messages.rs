@@ -207,9 +207,11 @@ fn thinking(fields: Fields, body: &mut Map<String, Value>) -> Result<(), ApiErro
                     body.insert("thinking_budget".into(), budget.clone());
                 }
             }
+            // After a tool's result, not before.
+            Some("between_tools") => on = answers_a_tool(fields),
             Some("disabled") => {}
             _ => {
-                return Err(ApiError::invalid("thinking.type must be one of enabled, adaptive, disabled")
+                return Err(ApiError::invalid("thinking.type must be one of enabled, adaptive, between_tools, disabled")
                     .with_param("thinking"));
             }
         }
@@ -233,6 +235,13 @@ fn thinking(fields: Fields, body: &mut Map<String, Value>) -> Result<(), ApiErro
     }
     body.insert("chat_template_kwargs".into(), Value::Object(template));
     Ok(())
+}
+
+/// Whether the last turn holds a tool's result.
+fn answers_a_tool(fields: Fields) -> bool {
+    let last = fields.get("messages").and_then(Value::as_array).and_then(|turns| turns.last());
+    let blocks = last.and_then(|turn| turn["content"].as_array());
+    blocks.is_some_and(|blocks| blocks.iter().any(|block| block["type"] == "tool_result"))
 }
 
 /// The template's name of an effort.
