@@ -100,7 +100,7 @@ fn every_policy_equals_serial(model: &Path, ranks: usize, cases: &[(Vec<u32>, us
             *by.entry(name).or_insert(0) += rounds;
         }
     }
-    assert!(by.get("mtp").is_some_and(|n| *n > 20) && by.get("lookup").is_some_and(|n| *n > 20), "{by:?}");
+    assert!(["mtp", "lookup"].iter().all(|name| by.get(*name).is_some_and(|n| *n > 3)), "{by:?}");
     let stats = drafted.stats();
     assert_eq!((stats.errors, stats.decoding, stats.waiting), (0, 0, 0));
     assert!(stats.drafted > stats.accepted && stats.accepted > 0, "{stats:?}");
@@ -244,11 +244,12 @@ fn request_knobs_decide_lookups_of_their_request_alone() {
         let one = job(prompt(8, 60, 480), 40, Sampling::GREEDY, "auto");
         engine.submit(Request { knobs: Some(knobs), ..one }).unwrap()
     };
-    let (with, without, far) = (ask(true, 4), ask(false, 4), ask(true, 64));
+    let (with, without, far) = (ask(true, 1), ask(false, 1), ask(true, 64));
     let [with, without, far] = [with, without, far].map(|h| reply_with_stats(&h).unwrap());
     assert_eq!((&with.0, &with.0), (&without.0, &far.0));
     let looked = |drafters: &[(String, usize)]| drafters.iter().any(|(name, _)| name == "lookup");
-    assert!(looked(&with.2.drafters) && !looked(&without.2.drafters), "{:?}", with.2.drafters);
+    assert!(looked(&with.2.drafters), "{:?}", with.2.drafters);
+    assert!(!looked(&without.2.drafters) && !looked(&far.2.drafters));
 }
 
 /// What a planted drafter does for the request that is marked.
@@ -402,13 +403,13 @@ fn what_a_drafter_does_wrong_stays_with_its_request() {
     let alone = |job: &Request| {
         reply(&serial.submit(Request { draft: false, policy: String::new(), ..job.clone() }).unwrap())
     };
-    let mut marked = job(prompt(21, 70, 470), 30, Sampling::GREEDY, "");
+    let mut marked = job(prompt(21, 70, 470), 20, Sampling::GREEDY, "");
     marked.ids[0] = MARK;
     let others: Vec<Request> = [("3", 30), ("auto", 50), ("l7", 41)]
         .into_iter()
         .enumerate()
         .map(|(i, (policy, n))| {
-            job(prompt(30 + i as u64, n, 470), 40, if i == 1 { SAMPLED } else { Sampling::GREEDY }, policy)
+            job(prompt(30 + i as u64, n, 470), 24, if i == 1 { SAMPLED } else { Sampling::GREEDY }, policy)
         })
         .collect();
     let want: Vec<_> = others.iter().map(|j| alone(j).unwrap()).collect();
