@@ -82,6 +82,15 @@ mod tests {
     }
 
     #[test]
+    fn the_manifest_is_sound() {
+        let manifest = plugfold_manifest::Manifest::parse(MANIFEST, "plugin.toml").unwrap();
+        assert_eq!(
+            (manifest.label().as_str(), &manifest.conflicts[..]),
+            ("0030-batch2", &["0120".to_owned()][..])
+        );
+    }
+
+    #[test]
     fn whole_prompts_in_the_order_of_admission() {
         let slots = [slot(0, 9, 5, false), slot(1, 7, 4, false), slot(2, 3, 1, true), slot(3, 0, 9, false)];
         let mut pieces = List::from(vec![PieceChoice { slot: 3, tokens: 64 }]);

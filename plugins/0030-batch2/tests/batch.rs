@@ -1,4 +1,5 @@
 //! The acceptance list of 0030, on the tiny model.
+#![allow(clippy::unwrap_used)] // helpers of tests panic for them
 
 #[path = "../../0120-batch-v2/tests/support/mod.rs"]
 mod support;

@@ -79,3 +79,101 @@ impl Plugin for SessionCache {
 }
 
 plugfold_abi::export!(manifest: MANIFEST, plugin: SessionCache::default());
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use plugfold_abi::points::HostObject;
+    use plugfold_abi::{Knob, KnobValue, Knobs, Maybe, Slice};
+
+    use super::*;
+
+    /// A host that keeps what it is told.
+    struct Quiet(Arc<Mutex<Vec<String>>>);
+
+    impl Host for Quiet {
+        fn rank(&self) -> Result<u32, OpError> {
+            Ok(0)
+        }
+        fn ranks(&self) -> Result<u32, OpError> {
+            Ok(1)
+        }
+        fn log(&self, _: Level, message: Text<'_>) -> Result<(), OpError> {
+            self.0.lock().unwrap().push(message.to_string());
+            Ok(())
+        }
+        fn count(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
+            Ok(())
+        }
+        fn gauge(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
+            Ok(())
+        }
+        fn cache_folder(&self) -> Result<TextBuf, OpError> {
+            Ok(TextBuf::new())
+        }
+        fn agree(&self, _: Text<'_>, _: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
+            Ok(List::new())
+        }
+    }
+
+    /// Interfaces that the plugin offers with these settings, and the log.
+    fn configured(
+        gib: f64,
+        every: i64,
+        fork_min: i64,
+        reserve: f64,
+    ) -> Result<(Vec<&'static str>, String), OpError> {
+        let knob = |key: &str, value| Knob { key: key.into(), value, id: Maybe::RNone };
+        let all = [
+            knob("gib", KnobValue::float(gib)),
+            knob("every", KnobValue::Int(every)),
+            knob("fork_min", KnobValue::Int(fork_min)),
+            knob("reserve_gib", KnobValue::float(reserve)),
+        ];
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let host: &'static HostObject = Box::leak(Box::new(HostObject::new(Quiet(log.clone()))));
+        let knobs = Knobs { all: Slice::from(&all[..]) };
+        let plugin = SessionCache::default();
+        let offers = plugin.configure(&Setup { knobs, host, device_class: Text::from("cpu") })?;
+        let services = plugin.publish()?;
+        let names = offers.iter().chain(services.iter()).map(Offer::interface).collect();
+        let told = log.lock().unwrap().join("\n");
+        Ok((names, told))
+    }
+
+    #[test]
+    fn the_manifest_is_sound() {
+        let manifest = plugfold_manifest::Manifest::parse(MANIFEST, "plugin.toml").unwrap();
+        assert_eq!(manifest.label(), "0110-session-cache");
+        assert_eq!(manifest.knobs.len(), 4);
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused_by_name() {
+        let ok = (1.0, 16384, 512, 2.0);
+        assert_eq!(
+            configured(ok.0, ok.1, ok.2, ok.3).unwrap().0,
+            ["store", "planner", "observer", "session-store"]
+        );
+        let bad = [
+            (-1.0, ok.1, ok.2, ok.3, "gib is -1"),
+            (f64::NAN, ok.1, ok.2, ok.3, "gib is NaN"),
+            (1e30, ok.1, ok.2, ok.3, "gib is 1000000"),
+            (ok.0, -1, ok.2, ok.3, "every is -1: give 0"),
+            (ok.0, ok.1, 0, ok.3, "fork_min is 0: give 1"),
+            (ok.0, ok.1, 1 << 40, ok.3, "fork_min is 1099511627776"),
+            (ok.0, ok.1, ok.2, -0.5, "reserve_gib is -0.5"),
+        ];
+        for (gib, every, fork_min, reserve, what) in bad {
+            let told = configured(gib, every, fork_min, reserve).unwrap_err().to_string();
+            assert!(told.contains(what), "{told}");
+        }
+    }
+
+    #[test]
+    fn off_is_said() {
+        let (offers, told) = configured(0.0, 16384, 512, 2.0).unwrap();
+        assert!(offers.is_empty() && told.contains("gib is 0"), "{told}");
+    }
+}

@@ -1,4 +1,5 @@
 //! The acceptance list of 0110, on the tiny model.
+#![allow(clippy::unwrap_used)] // helpers of tests panic for them
 
 #[path = "../../0120-batch-v2/tests/support/mod.rs"]
 mod support;
@@ -58,6 +59,9 @@ fn play(
     let start = || {
         engine(&options(slots), ranks, |rank| {
             let mut hooks = if fresh { Hooks::default() } else { hooks(SETTINGS) };
+            if fresh {
+                guesses(&mut hooks);
+            }
             let spied = support::spy(&mut hooks);
             if rank == 0 {
                 let before = std::mem::replace(&mut *states.lock().unwrap(), spied.clone());

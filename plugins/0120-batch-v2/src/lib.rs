@@ -12,7 +12,7 @@ use plugfold_0120_batch_v2_api::BatchViewObject;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{Host, LimitsLinkObject, ObserverObject, PlannerObject};
-use plugfold_abi::{List, OpError, TextBuf};
+use plugfold_abi::{Knobs, List, OpError, TextBuf};
 
 use planner::{Batch, Settings, Slots};
 use stats::Stats;
@@ -35,27 +35,30 @@ fn bytes(key: &str, gib: f64) -> Result<u64, OpError> {
     Ok(bytes as u64)
 }
 
+fn settings(knobs: Knobs<'_>) -> Result<Settings, OpError> {
+    let piece = knobs.int("piece")?;
+    let piece = u32::try_from(piece)
+        .ok()
+        .filter(|p| *p > 0)
+        .ok_or_else(|| OpError::invalid(format!("piece is {piece}: give 1 to {} tokens", u32::MAX)))?;
+    let share = knobs.float("prefill_share")?;
+    if !(share > 0.0 && share <= 1.0) {
+        return Err(OpError::invalid(format!(
+            "prefill_share is {share}: give a part of the time, over 0 and at most 1"
+        )));
+    }
+    let reserve = bytes("reserve_gib", knobs.float("reserve_gib")?)?;
+    let admit = bytes("admit_gib", knobs.float("admit_gib")?)?;
+    Ok(Settings { piece, share, reserve, admit })
+}
+
 impl Plugin for BatchV2 {
     fn describe(&self) -> Result<TextBuf, OpError> {
         Ok(MANIFEST.into())
     }
 
     fn configure(&self, setup: &Setup<'_>) -> Result<List<Offer>, OpError> {
-        let knobs = setup.knobs;
-        let piece = knobs.int("piece")?;
-        let piece = u32::try_from(piece)
-            .ok()
-            .filter(|p| *p > 0)
-            .ok_or_else(|| OpError::invalid(format!("piece is {piece}: give 1 to {} tokens", u32::MAX)))?;
-        let share = knobs.float("prefill_share")?;
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(OpError::invalid(format!(
-                "prefill_share is {share}: give a part of the time, over 0 and at most 1"
-            )));
-        }
-        let reserve = bytes("reserve_gib", knobs.float("reserve_gib")?)?;
-        let admit = bytes("admit_gib", knobs.float("admit_gib")?)?;
-        let settings = Settings { piece, share, reserve, admit };
+        let settings = settings(setup.knobs)?;
         let host = setup.host();
         let batch = self.batch.get_or_init(|| Arc::new(Batch::new(settings, Some(host)))).clone();
         Ok(List::from(vec![
@@ -72,3 +75,47 @@ impl Plugin for BatchV2 {
 }
 
 plugfold_abi::export!(manifest: MANIFEST, plugin: BatchV2::default());
+
+#[cfg(test)]
+mod tests {
+    use plugfold_abi::{Knob, KnobValue, Maybe, Slice};
+
+    use super::*;
+
+    fn read(piece: i64, share: f64, reserve: f64, admit: f64) -> Result<Settings, OpError> {
+        let knob = |key: &str, value| Knob { key: key.into(), value, id: Maybe::RNone };
+        let all = [
+            knob("piece", KnobValue::Int(piece)),
+            knob("prefill_share", KnobValue::float(share)),
+            knob("reserve_gib", KnobValue::float(reserve)),
+            knob("admit_gib", KnobValue::float(admit)),
+        ];
+        settings(Knobs { all: Slice::from(&all[..]) })
+    }
+
+    #[test]
+    fn the_manifest_is_sound() {
+        let manifest = plugfold_manifest::Manifest::parse(MANIFEST, "plugin.toml").unwrap();
+        assert_eq!(manifest.label(), "0120-batch-v2");
+        assert_eq!(manifest.knobs.len(), 4);
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_refused_by_name() {
+        let good = read(2048, 0.5, 4.0, 1.0).unwrap();
+        assert_eq!((good.piece, good.reserve, good.admit), (2048, 4 << 30, 1 << 30));
+        let bad = [
+            (0, 0.5, 4.0, 1.0, "piece is 0"),
+            (-3, 0.5, 4.0, 1.0, "piece is -3"),
+            (1, 0.0, 4.0, 1.0, "prefill_share is 0"),
+            (1, 1.5, 4.0, 1.0, "prefill_share is 1.5"),
+            (1, f64::NAN, 4.0, 1.0, "prefill_share is NaN"),
+            (1, 0.5, -4.0, 1.0, "reserve_gib is -4"),
+            (1, 0.5, 4.0, f64::INFINITY, "admit_gib is inf"),
+        ];
+        for (piece, share, reserve, admit, what) in bad {
+            let told = read(piece, share, reserve, admit).err().map_or_else(String::new, |e| e.to_string());
+            assert!(told.contains(what), "{told}");
+        }
+    }
+}

@@ -1,4 +1,5 @@
 //! The acceptance list of 0120, on the tiny model.
+#![allow(clippy::unwrap_used)] // helpers of tests panic for them
 
 mod support;
 
@@ -205,6 +206,7 @@ fn with_too_little_memory_all_ranks_make_the_same_fewer_slots() {
     let few = engine(&options(4), 2, |rank| {
         let mut hooks = Hooks::default();
         hooks.add_object("fits", LimitsLinkObject::new(Fits([3, 2][rank]))).unwrap();
+        guesses(&mut hooks);
         hooks
     });
     assert_eq!(few.info().slots, 2);
@@ -249,9 +251,9 @@ fn a_follower_with_settings_of_its_own_makes_the_same_windows_keeps_and_snapshot
     });
     let engine = engine.unwrap_or_else(|e| panic!("{e}"));
     let handles: Vec<_> = mixed(5).into_iter().map(|r| engine.submit(r).unwrap()).collect();
-    handles.iter().for_each(|h| {
+    for h in &handles {
         outcome(h).unwrap();
-    });
+    }
     drop(engine);
     for follower in followers {
         follower.join().unwrap().unwrap();
@@ -285,13 +287,13 @@ fn states_after_prompt_and_reply_are_those_of_a_request_alone() {
         let requests: Vec<Request> = mixed(4).into_iter().filter(|r| r.draft).collect();
         if together {
             let handles: Vec<_> = requests.into_iter().map(|r| engine.submit(r).unwrap()).collect();
-            handles.iter().for_each(|h| {
+            for h in &handles {
                 outcome(h).unwrap();
-            });
+            }
         } else {
-            requests.into_iter().for_each(|r| {
+            for r in requests {
                 ask(&engine, r);
-            });
+            }
         }
         kept.lock().unwrap().take().unwrap()
     };

@@ -1,5 +1,6 @@
 //! The tiny model in this process, on one rank or several, with hooks; shared by the tests of the planning plugins.
 #![allow(dead_code)] // each test program uses its part
+#![allow(clippy::unwrap_used)] // helpers of tests panic for them
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
