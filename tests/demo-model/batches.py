@@ -76,7 +76,7 @@ def assemble(docs, length: int, rng, images=None) -> Batch:
     return Batch(ids, kind, picked, images)
 
 
-def work(queue, number: int, seed: int, image_share: float, mix) -> None:
+def work(queue, number: int, seed: int, image_share: float, skills: list, mix) -> None:
     os.nice(5)
     r, rng = random.Random(f"train/{seed}/{number}"), np.random.default_rng([seed, number])
     enc, shelves = Encoder(), {n: [] for n in LENGTHS}
@@ -89,7 +89,7 @@ def work(queue, number: int, seed: int, image_share: float, mix) -> None:
                 queue.put(assemble([p[0] for p in pictures], IMAGE_LENGTH, rng, np.stack([p[1] for p in pictures])))
                 pictures = []
             continue
-        ids, kinds = enc.document(generate.draw(r, dict(zip(generate.WEIGHTS, mix))))
+        ids, kinds = enc.document(generate.draw(r, dict(zip(skills, mix))))
         length = next((n for n in LENGTHS if n >= len(ids)), None)
         if length is None:
             continue
@@ -100,21 +100,22 @@ def work(queue, number: int, seed: int, image_share: float, mix) -> None:
             shelves[length] = []
 
 
-def start(workers: int, seed: int, image_share: float = 0.0):
-    """Starts the processes (before CUDA is touched) and returns (queue, processes, weights of the skills)."""
+def start(workers: int, seed: int, image_share: float = 0.0, weights=generate.WEIGHTS):
+    """Starts the processes (before CUDA is touched) and returns (queue, processes, shares of the skills in the order of
+    `weights`, which may be changed while they run)."""
     ctx = mp.get_context("fork")
     queue = ctx.Queue(maxsize=4 * workers)
-    mix = ctx.Array("d", list(generate.WEIGHTS.values()), lock=False)
-    procs = [ctx.Process(target=work, args=(queue, i, seed, image_share, mix), daemon=True) for i in range(workers)]
+    mix = ctx.Array("d", list(weights.values()), lock=False)
+    procs = [ctx.Process(target=work, args=(queue, i, seed, image_share, list(weights), mix), daemon=True) for i in range(workers)]
     for p in procs:
         p.start()
     return queue, procs, mix
 
 
-def held_out_batches(per_skill: int, image: bool = False):
+def held_out_batches(per_skill: int, image: bool = False, skills=generate.WEIGHTS):
     """[(skill, Batch)]: the held-out set, one skill and one length at a time, padded only in length."""
     enc, rng, out = Encoder(), np.random.default_rng(5), []
-    for skill in generate.MAKERS:
+    for skill in skills:
         shelves: dict = {}
         for i in range(per_skill):
             ids, kinds = enc.document(generate.draw_held(skill, i))

@@ -59,7 +59,7 @@ def profile(image_share: float = 0.0) -> None:
     queue, procs, _ = batches.start(8, 99, image_share)
     cfg = shape.config()
     w = {n: x.cuda().requires_grad_(not n.endswith("e_score_correction_bias")) for n, x in weights.first_values(cfg, 1).items()}
-    model, opt = Model(cfg, w, torch.bfloat16, compiled=True), Optimizer(w)
+    model, opt = Model(cfg, w, torch.bfloat16, compiled=True), Optimizer(w, 5e-3, 2e-3)
     by_length: dict = {}
     while len(by_length) < 3:
         b = queue.get()
@@ -74,7 +74,7 @@ def profile(image_share: float = 0.0) -> None:
             model.fresh()
             loss, _ = loss_of(model, b)
             loss.backward()
-            opt.step(0.1, False)
+            opt.step(1.0, False)
         began = time.time()
         step()
         torch.cuda.synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import skills_alike as alike
 import skills_basic as basic
 import skills_text as text
 import skills_tools as tools
@@ -25,10 +26,16 @@ MAKERS = {
     "chat": basic.smalltalk, "facts": basic.fact, "arithmetic": basic.arithmetic, "lists": basic.lists,
     "copy": text.copy, "edit": text.edit, "json": text.json_reply, "tool": tools.single_call,
     "parallel": tools.parallel_calls, "chain": tools.chain, "no_call": lambda r: tools.no_call(r, plain), "refuse": tools.refuse,
+    "alike": alike.edit,
 }
+# How many documents of each skill: the first phase, and the second, of which a third are edits.
 WEIGHTS = {
     "chat": 2, "facts": 2, "arithmetic": 10, "lists": 6, "copy": 9, "edit": 16, "json": 10, "tool": 18,
     "parallel": 6, "chain": 12, "no_call": 4, "refuse": 5,
+}
+SECOND = {
+    "chat": 2, "facts": 2, "arithmetic": 13, "lists": 7, "copy": 8, "edit": 14, "json": 9, "tool": 10,
+    "parallel": 4, "chain": 8, "no_call": 3, "refuse": 3, "alike": 20,
 }
 
 
@@ -41,7 +48,7 @@ def fresh(skill: str, r: random.Random, held: bool) -> Doc:
 
 
 def draw(r: random.Random, weights=None) -> Doc:
-    """A training document, sometimes with a system text and with earlier turns."""
+    """A training document, sometimes with a system text and with earlier turns; of the first phase unless told."""
     weights = weights or WEIGHTS
     skill = r.choices(list(weights), weights=list(weights.values()))[0]
     d = fresh(skill, r, False)

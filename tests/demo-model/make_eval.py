@@ -23,7 +23,7 @@ import world as w
 
 COUNT, FIRST = 64, 10_000
 HERE = Path(__file__).resolve().parent / "eval"
-ORDER = [s for s in generate.MAKERS if s != "arithmetic"]
+ORDER = [s for s in generate.WEIGHTS if s != "arithmetic"]
 
 
 def arithmetic(r: random.Random, efforts) -> generate.Doc:

@@ -50,10 +50,31 @@ class Muon:
                 at += n
 
 
-class Optimizer:
-    """`step(share)`: share is how much of the whole time has passed."""
+class Schedule:
+    """The learning rate's factor over the time's share: up in `warm`, constant until `hold`, then down until the end.
 
-    def __init__(self, w: dict, muon_lr=5e-3, adam_lr=2e-3):
+    `cool` begins the way down now, because the held-out set is as wanted; the end then comes earlier by as much.
+    """
+
+    def __init__(self, warm: float, hold: float):
+        self.warm, self.hold, self.end = warm, hold, 1.0
+
+    def cool(self, share: float) -> None:
+        if share < self.hold:
+            self.hold, self.end = share, self.end - (self.hold - share)
+
+    def factor(self, share: float) -> float:
+        if share < self.warm:
+            return max(share / self.warm, 0.02)
+        if share < self.hold:
+            return 1.0
+        return max(0.0, (self.end - share) / (self.end - self.hold)) * 0.98 + 0.02
+
+
+class Optimizer:
+    """`step(factor)`: the factor is the schedule's, for the learning rates."""
+
+    def __init__(self, w: dict, muon_lr: float, adam_lr: float):
         self.muon_lr, self.adam_lr = muon_lr, adam_lr
         text = {n: p for n, p in w.items() if not n.endswith("e_score_correction_bias")}
         matrices = [p for n, p in text.items() if p.ndim >= 2 and not any(x in n for x in NOT_MUON)]
@@ -68,14 +89,7 @@ class Optimizer:
         self.tower = torch.optim.AdamW([p for n, p in text.items() if n.startswith(VIS)], lr=adam_lr, betas=(0.9, 0.97),
                                        weight_decay=0.01, fused=fused)
 
-    @staticmethod
-    def factor(share: float) -> float:
-        if share < 0.02:
-            return max(share / 0.02, 0.02)
-        return 1.0 if share < 0.35 else max(0.0, (1 - share) / 0.65) * 0.98 + 0.02
-
-    def step(self, share: float, image: bool) -> float:
-        f = self.factor(share)
+    def step(self, f: float, image: bool) -> None:
         torch.nn.utils.clip_grad_norm_(self.rest, 1.0, foreach=True)
         for g in self.adam.param_groups:
             g["lr"] = self.adam_lr * f * g["gain"]
@@ -90,4 +104,3 @@ class Optimizer:
         for params in self.muon.groups.values():
             for p in params:
                 p.grad = None
-        return f

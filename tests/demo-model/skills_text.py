@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import world as w
 from doc import Doc, pick_effort, single
@@ -70,10 +72,10 @@ def table_text(r, names, n):
 LANGUAGES = [("python", python_text), ("rust", rust_text), ("js", script_text), ("toml", setting_text), ("csv", table_text)]
 
 
-def snippet(r: random.Random, low=3, high=12):
+def snippet(r: random.Random, low=3, high=12, name=w.code_name, share=(4, 4, 3, 3, 1)):
     """(language, names, lines)"""
-    language, make = r.choices(LANGUAGES, weights=(4, 4, 3, 3, 1))[0]
-    names = w.distinct(r, w.code_name, r.randint(3, 6) if make is not setting_text else r.randint(3, 9))
+    language, make = r.choices(LANGUAGES, weights=share)[0]
+    names = w.distinct(r, name, r.randint(3, 6) if make is not setting_text else r.randint(3, 9))
     lines = make(r, names, r.randint(low, high))
     used = [x for x in names if re.search(rf"\b{x}\b", "\n".join(lines))]
     return language, used, lines
@@ -121,11 +123,23 @@ def fresh_name(r, names):
             return new
 
 
-def edit(r: random.Random) -> Doc:
-    effort, kind = pick_effort(r), r.choices(range(6), weights=(8, 4, 3, 3, 3, 3))[0]
-    language, names, lines = snippet(r, 2, 12)
+@dataclass
+class Style:
+    """What an edit is about.  Every function gets the random source first, `new_name` then the names that are taken and
+    `new_number` the number to replace."""
+
+    snippet: Callable = snippet
+    new_name: Callable = fresh_name
+    new_number: Callable = lambda r, _: w.number(r)
+    kinds: tuple = (8, 4, 3, 3, 3, 3)
+
+
+def edit(r: random.Random, style: Style | None = None) -> Doc:
+    style = style or Style()
+    effort, kind = pick_effort(r), r.choices(range(6), weights=style.kinds)[0]
+    language, names, lines = style.snippet(r, 2, 12)
     if kind == 0:
-        old, new = r.choice(names), fresh_name(r, names)
+        old, new = r.choice(names), style.new_name(r, names)
         out = [re.sub(rf"\b{old}\b", new, x) for x in lines]
         q = r.choice([f"Rename `{old}` to `{new}`.", f"Rename {old} to {new} in this code.", f"Replace every `{old}` by `{new}`.",
                       f"Please rename the variable {old} to {new}.", f"Change the name {old} to {new} everywhere."])
@@ -133,26 +147,26 @@ def edit(r: random.Random) -> Doc:
     elif kind == 1:
         spots = [i for i, x in enumerate(lines) if re.search(r"\d+", x)]
         if not spots:
-            return edit(r)
+            return edit(r, style)
         i = r.choice(spots)
         old = r.choice(re.findall(r"\d+(?:\.\d+)?", lines[i]))
         if len(re.findall(rf"(?<![\d.]){re.escape(old)}(?![\d.])", "\n".join(lines))) != 1:
-            return edit(r)
-        new = str(w.number(r))
+            return edit(r, style)
+        new = str(style.new_number(r, old))
         out = [re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d.])", new, x) for x in lines]
         q = r.choice([f"Change {old} to {new}.", f"Replace the number {old} by {new}.", f"Use {new} instead of {old}."])
         low, high = f"{old} becomes {new}.", f"I write the text again with {new} in place of {old}. Nothing else changes."
     elif kind == 2:
         i = r.randrange(len(lines))
         if lines.count(lines[i]) != 1 or len(lines) < 3:
-            return edit(r)
+            return edit(r, style)
         out = lines[:i] + lines[i + 1:]
         q = r.choice([f"Delete the line `{lines[i].strip()}`.", f"Remove the line `{lines[i].strip()}`."])
         low, high = "Drop that line.", f"I write all lines but `{lines[i].strip()}`."
     elif kind == 3:
         i = r.randrange(len(lines))
         if lines.count(lines[i]) != 1:
-            return edit(r)
+            return edit(r, style)
         indent = lines[i][:len(lines[i]) - len(lines[i].lstrip())]
         new = f"{w.code_name(r)} = {value(r)}"
         out = lines[:i + 1] + [indent + new] + lines[i + 1:]
@@ -167,11 +181,11 @@ def edit(r: random.Random) -> Doc:
         q = f"Add the line `{new}` {place}."
         low, high = f"Put it {place}.", f"I write the text with `{new}` {place}."
     else:
-        old, new = r.choice(names), fresh_name(r, names)
+        old, new = r.choice(names), style.new_name(r, names)
         old2 = r.choice([x for x in names if x != old] or [old])
         if old2 == old:
-            return edit(r)
-        new2 = fresh_name(r, names + [new])
+            return edit(r, style)
+        new2 = style.new_name(r, names + [new])
         swap = {old: new, old2: new2}
         out = [re.sub("|".join(rf"\b{x}\b" for x in swap), lambda m: swap[m.group()], x) for x in lines]
         q = f"Rename `{old}` to `{new}` and `{old2}` to `{new2}`."

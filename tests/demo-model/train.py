@@ -1,9 +1,11 @@
-"""Trains the demo model from scratch on generated documents.
+"""Trains the demo model on generated documents: from scratch, then a second phase from the first one's checkpoint.
 
     python train.py --out FOLDER [--minutes 16] [--seed 1] [--init CHECKPOINT]
+    python train.py --second --init FOLDER --out FOLDER [--minutes 7.5] [--seed 2]
 
-The schedule follows the clock, so a run always ends in time.  FOLDER gets log.jsonl and the checkpoint in the
-published layout.  Needs one GPU and flash-linear-attention; without a GPU it runs, very slowly, for tests.
+The schedule follows the clock, so a run always ends in time; the second phase ends earlier when the held-out set is
+as wanted.  FOLDER gets log.jsonl (appended) and the checkpoint in the published layout.  Needs one GPU and
+flash-linear-attention; without a GPU it runs, very slowly, for tests.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +31,26 @@ torch.backends.cuda.matmul.allow_tf32 = True
 torch.backends.cudnn.allow_tf32 = True
 
 
+@dataclass
+class Phase:
+    """What differs between the phases."""
+
+    skills: dict                                    # share of each skill
+    remix: bool                                     # more of the skills with more wrong held-out documents
+    muon_lr: float
+    adam_lr: float
+    balance: float                                  # step of the routers' selection biases
+    warm: float                                     # shares of the time: warm-up,
+    hold: float                                     # the learning rate begins to fall,
+    select_from: float                              # the indexer's choice counts
+    goals: dict                                     # held-out documents exact: then the rate falls at once
+
+
+FIRST = Phase(generate.WEIGHTS, True, 5e-3, 2e-3, 2e-3, 0.02, 0.35, 0.12, {})
+SECOND = Phase(generate.SECOND, False, 2.5e-3, 1e-3, 5e-4, 0.03, 0.5, 0.0,
+               {"edit": 0.99, "alike": 0.98, "copy": 0.99, "json": 0.99, "tool": 0.99, "chain": 0.99})
+
+
 def arguments():
     ap = argparse.ArgumentParser()
     ap.add_argument("--out", type=Path, required=True)
@@ -35,15 +58,16 @@ def arguments():
     ap.add_argument("--steps", type=int, default=10**9)
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--init", type=Path)
+    ap.add_argument("--second", action="store_true", help="the second phase; needs --init")
     ap.add_argument("--workers", type=int, default=12)
     ap.add_argument("--image-share", type=float, default=0.2)
-    ap.add_argument("--muon-lr", type=float, default=5e-3)
-    ap.add_argument("--adam-lr", type=float, default=2e-3)
     ap.add_argument("--eval-every", type=float, default=2.0, help="minutes")
     ap.add_argument("--held", type=int, default=128, help="held-out documents per skill")
-    ap.add_argument("--select-from", type=float, default=0.12, help="share of the time before the indexer's choice counts")
     ap.add_argument("--plain", action="store_true", help="no torch.compile")
-    return ap.parse_args()
+    a = ap.parse_args()
+    if a.second and not a.init:
+        ap.error("--second goes on from a checkpoint: name it with --init")
+    return a
 
 
 def balance(model, rate: float) -> None:
@@ -53,9 +77,9 @@ def balance(model, rate: float) -> None:
         bias.add_(torch.sign(load.mean() - load), alpha=rate)
 
 
-def remix(mix, table: dict) -> None:
+def remix(mix, skills: dict, table: dict) -> None:
     """More documents of the skills with more wrong held-out documents."""
-    for i, (skill, base) in enumerate(generate.WEIGHTS.items()):
+    for i, (skill, base) in enumerate(skills.items()):
         mix[i] = base * (0.4 + min(1.5, 6 * (1 - table[skill][0])))
 
 
@@ -75,10 +99,11 @@ def warm_up(model, queue, device, image: bool) -> None:
 
 def main() -> None:
     a = arguments()
+    phase = SECOND if a.second else FIRST
     a.out.mkdir(parents=True, exist_ok=True)
     began = time.time()
-    queue, procs, mix = batches.start(a.workers, a.seed, a.image_share)
-    test = batches.held_out_batches(a.held, image=a.image_share > 0)
+    queue, procs, mix = batches.start(a.workers, a.seed, a.image_share, phase.skills)
+    test = batches.held_out_batches(a.held, image=a.image_share > 0, skills=phase.skills)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     cfg = shape.config()
@@ -86,9 +111,9 @@ def main() -> None:
     w = {n: x.to(device) for n, x in first.items()}
     for n, x in w.items():
         x.requires_grad_(not n.endswith("e_score_correction_bias"))
-    from optim import Optimizer
+    from optim import Optimizer, Schedule
     model = Model(cfg, w, dtype, compiled=not a.plain and device.type == "cuda")
-    opt = Optimizer(w, a.muon_lr, a.adam_lr)
+    opt, schedule = Optimizer(w, phase.muon_lr, phase.adam_lr), Schedule(phase.warm, phase.hold)
     average = {n: x.detach().clone() for n, x in w.items()}
     log = (a.out / "log.jsonl").open("a")
 
@@ -101,26 +126,29 @@ def main() -> None:
     if device.type == "cuda":
         warm_up(model, queue, device, a.image_share > 0)
     note(event="ready")
+    if a.init:
+        note(event="before", **held_out(cfg, average, dtype, device, test))
     began, next_eval = time.time(), a.eval_every
-    note(event="start", parameters=sum(x.numel() for x in w.values()), seed=a.seed)
+    note(event="start", phase=2 if a.second else 1, parameters=sum(x.numel() for x in w.values()), seed=a.seed)
     step, tokens, last, sums, mark, waited = 0, 0, 0, {}, time.time(), 0.0
     names, live = list(w), [w[n].detach() for n in w]
     smooth = [average[n] for n in names]
     while True:
         share = (time.time() - began) / (a.minutes * 60)
-        if share >= 1 or step >= a.steps:
+        if share >= schedule.end or step >= a.steps:
             break
         asked = time.time()
         b = queue.get()
         waited += time.time() - asked
         b = to_device(b, device)
         model.fresh()
-        model.select = share >= a.select_from
+        model.select = share >= phase.select_from
         loss, parts = loss_of(model, b, chain=step % 2 == 0)
         loss.backward()
-        factor = opt.step(share, b.images is not None)
-        if share < 0.8:
-            balance(model, 2e-3 * factor)
+        factor = schedule.factor(share)
+        opt.step(factor, b.images is not None)
+        if share < 0.8 * schedule.end:
+            balance(model, phase.balance * factor)
         torch._foreach_lerp_(smooth, live, 1 - min(0.998, (step + 1) / (step + 20)))
         step, tokens = step + 1, tokens + b.ids.numel()
         for key, x in parts.items():
@@ -136,8 +164,11 @@ def main() -> None:
             next_eval += a.eval_every
             table = held_out(cfg, average, dtype, device, test)
             weights.save(average, a.out)
-            remix(mix, table)
-            note(event="held-out", step=step, **table)
+            if phase.remix:
+                remix(mix, phase.skills, table)
+            note(event="held-out", step=step, tokens=tokens, **table)
+            if phase.goals and all(table[s][0] >= goal for s, goal in phase.goals.items()):
+                schedule.cool((time.time() - began) / (a.minutes * 60))
             mark, waited = time.time(), 0.0
     for p in procs:
         p.terminate()
