@@ -13,7 +13,7 @@ python shape.py
 python render.py
 python check.py
 python train.py --out "$out" --minutes 16.6 --seed 1
-python train.py --second --init "$out" --out "$out" --minutes 7.0 --eval-every 1.5 --seed 2
+python train.py --second --init "$out" --out "$out" --minutes 6.6 --eval-every 1.3 --seed 2
 cp "$out"/model* "$assets"/
 cp "$out"/log.jsonl .
 python curve.py

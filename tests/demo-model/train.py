@@ -1,7 +1,7 @@
 """Trains the demo model on generated documents: from scratch, then a second phase from the first one's checkpoint.
 
     python train.py --out FOLDER [--minutes 16] [--seed 1] [--init CHECKPOINT]
-    python train.py --second --init FOLDER --out FOLDER [--minutes 7.5] [--seed 2]
+    python train.py --second --init FOLDER --out FOLDER [--minutes 6.6] [--seed 2]
 
 The schedule follows the clock, so a run always ends in time; the second phase ends earlier when the held-out set is
 as wanted.  FOLDER gets log.jsonl (appended) and the checkpoint in the published layout.  Needs one GPU and
