@@ -1,5 +1,8 @@
 """Writes the held-out evaluation set: eval/<skill>.jsonl, 64 requests each in OpenAI chat form.
 
+    python make_eval.py
+    python make_eval.py --first 40000 --count 512 --skills edit,alike --out FOLDER      another set, never looked at
+
 Every line has `id`, `skill`, `request` and `turns`.  A turn expects either `calls` (name and arguments, in any order;
 then `results` holds the texts of the tool messages to send back) or `text` with a `check`: "text" (equal after
 trimming) or "json" (equal as JSON).
@@ -12,6 +15,7 @@ the other.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import re
@@ -23,6 +27,7 @@ import world as w
 
 COUNT, FIRST = 64, 10_000
 HERE = Path(__file__).resolve().parent / "eval"
+EFFORTS = {"arithmetic": ("high", "max"), "arithmetic_direct": ("off", "low")}
 ORDER = [s for s in generate.WEIGHTS if s != "arithmetic"]
 
 
@@ -58,22 +63,31 @@ def turns(d) -> list:
     return out
 
 
-def sets() -> dict:
+def sets(first: int = FIRST, count: int = COUNT, skills=None) -> dict:
     """{skill: documents}"""
     out = {}
-    for name, efforts in (("arithmetic", ("high", "max")), ("arithmetic_direct", ("off", "low"))):
-        out[name] = [arithmetic(random.Random(f"eval/{name}/{i}"), efforts) for i in range(COUNT)]
-    out.update({s: [generate.draw_held(s, FIRST + i) for i in range(COUNT)] for s in ORDER})
+    for name in skills or ["arithmetic", "arithmetic_direct", *ORDER]:
+        if name in EFFORTS:
+            at = range(first - FIRST, first - FIRST + count)
+            out[name] = [arithmetic(random.Random(f"eval/{name}/{i}"), EFFORTS[name]) for i in at]
+        else:
+            out[name] = [generate.draw_held(name, first + i) for i in range(count)]
     return out
 
 
 def main() -> None:
-    HERE.mkdir(exist_ok=True)
-    whole = sets()
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--first", type=int, default=FIRST)
+    ap.add_argument("--count", type=int, default=COUNT)
+    ap.add_argument("--skills", type=lambda x: x.split(","))
+    ap.add_argument("--out", type=Path, default=HERE)
+    a = ap.parse_args()
+    a.out.mkdir(exist_ok=True)
+    whole = sets(a.first, a.count, a.skills)
     for skill, docs in whole.items():
         lines = [json.dumps({"id": f"{skill}-{i:03d}", "skill": skill, "request": request(d), "turns": turns(d)}, ensure_ascii=False)
                  for i, d in enumerate(docs)]
-        (HERE / f"{skill}.jsonl").write_text("\n".join(lines) + "\n")
+        (a.out / f"{skill}.jsonl").write_text("\n".join(lines) + "\n")
     print(", ".join(f"{s} {len(d)}" for s, d in whole.items()))
 
 

@@ -1,6 +1,6 @@
 """Runs the held-out set against an OpenAI-compatible server that serves the demo model.
 
-    python run.py --base-url http://127.0.0.1:8000/v1 [--skills edit,tool] [--limit 20] [--out FOLDER]
+    python run.py --base-url http://127.0.0.1:8000/v1 [--skills edit,tool] [--limit 20] [--out FOLDER] [--items FOLDER]
 
 Prints a table per skill, writes it as table.md and results.json into --out, and exits with 1 when a skill is under
 its bar.  Only the standard library is used.
@@ -138,6 +138,7 @@ def main() -> int:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--base-url", required=True)
     ap.add_argument("--skills", help="comma list; all by default")
+    ap.add_argument("--items", type=Path, default=HERE, help="folder of the requests, as make_eval.py --out writes it")
     ap.add_argument("--limit", type=int, default=10**9, help="items per skill")
     ap.add_argument("--jobs", type=int, default=4, help="requests at a time")
     ap.add_argument("--timeout", type=float, default=600)
@@ -146,8 +147,8 @@ def main() -> int:
     ap.add_argument("--show", type=int, default=3, help="failures to print per skill")
     a = ap.parse_args()
     if a.minimum is not None:
-        BARS.update({f.stem: a.minimum for f in HERE.glob("*.jsonl")})
-    files = sorted(HERE.glob("*.jsonl"))
+        BARS.update({f.stem: a.minimum for f in a.items.glob("*.jsonl")})
+    files = sorted(a.items.glob("*.jsonl"))
     wanted = a.skills.split(",") if a.skills else [f.stem for f in files]
     unknown = set(wanted) - {f.stem for f in files}
     if unknown:
@@ -161,7 +162,7 @@ def main() -> int:
     rows, details, began = [], [], time.time()
     with ThreadPoolExecutor(a.jobs) as pool:
         for skill in wanted:
-            items = [json.loads(x) for x in (HERE / f"{skill}.jsonl").read_text().splitlines()][:a.limit]
+            items = [json.loads(x) for x in (a.items / f"{skill}.jsonl").read_text().splitlines()][:a.limit]
             results = list(pool.map(lambda x: run_item(x, a.base_url, name, a.timeout), items))
             rows.append(row_of(skill, results))
             details += results
