@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use plugfold_abi::Slice;
+use plugfold_abi::points::{Observer, interest};
+
 use crate::core::Tag;
 use crate::hooks::Hooks;
 use crate::knobs::Values;
@@ -305,6 +308,13 @@ impl Loop {
 
     /// Queues a request, once the arithmetic of its knobs is known.
     fn arrive(&mut self, mut job: Job) {
+        for h in &self.rank.core.hooks().observers {
+            if h.hook.interests().is_ok_and(|i| i & interest::REQUEST != 0)
+                && let Err(error) = h.call(|o| o.arrived(job.number, Slice::from(&job.request.ids[..])))
+            {
+                tracing::warn!("{error}");
+            }
+        }
         match self.rank.core.tag(&job.knobs) {
             Ok(tag) => {
                 job.tag = Some(tag);

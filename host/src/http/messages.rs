@@ -211,8 +211,10 @@ fn thinking(fields: Fields, body: &mut Map<String, Value>) -> Result<(), ApiErro
             Some("between_tools") => on = answers_a_tool(fields),
             Some("disabled") => {}
             _ => {
-                return Err(ApiError::invalid("thinking.type must be one of enabled, adaptive, between_tools, disabled")
-                    .with_param("thinking"));
+                return Err(ApiError::invalid(
+                    "thinking.type must be one of enabled, adaptive, between_tools, disabled",
+                )
+                .with_param("thinking"));
             }
         }
     }

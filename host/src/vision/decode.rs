@@ -132,6 +132,8 @@ mod tests {
         let mut out = b"\x89PNG\r\n\x1a\n\x00\x00\x00\x0d".to_vec();
         out.extend(&chunk);
         out.extend((!crc).to_be_bytes());
+        // The decoder reads up to the first data.
+        out.extend(b"\0\0\0\0IDAT\x35\xaf\x06\x1e");
         out
     }
 

@@ -142,6 +142,8 @@ crate::interface! {
         fn times(&self, knobs: Slice<'_, KnobValue>) -> bool = Ok(false);
         /// A timed operation ran.
         fn operation(&self, done: &OpDone<'_>) -> () = Ok(());
+        /// Rank 0: a request has arrived and waits.
+        fn arrived(&self, request: u64, ids: Slice<'_, u32>) -> () = Ok(());
         /// Rank 0: a request is over. Gives further fields of the reply's statistics as a JSON object, or nothing.
         fn request(&self, ended: &Ended<'_>) -> TextBuf = Ok(TextBuf::new());
     }

@@ -165,7 +165,12 @@ const MESSAGES_FIELDS: [Field; 6] = [
     field("system", Kind::Any(&[Kind::Text, OBJECTS]), "", "System text, whole or in blocks."),
     field("tools", OBJECTS, "", "Tools with an `input_schema`; others are left out and named in a header."),
     field("tool_choice", Kind::Object, "", "`type`: auto, any, tool, none; `disable_parallel_tool_use`."),
-    field("thinking", Kind::Object, "off", "`type`: enabled (with `budget_tokens`), adaptive, between_tools, disabled."),
+    field(
+        "thinking",
+        Kind::Object,
+        "off",
+        "`type`: enabled (with `budget_tokens`), adaptive, between_tools, disabled.",
+    ),
     field("output_config", Kind::Object, "", "`effort`: low, medium, high, xhigh, max."),
 ];
 
