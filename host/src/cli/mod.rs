@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod convert;
 mod debug;
+mod exact;
 mod exl3;
 mod generate;
 mod make_synthetic;
@@ -67,6 +68,8 @@ enum Command {
     Convert(convert::Convert),
     /// Write a random checkpoint of a real model's width.
     MakeSynthetic(make_synthetic::MakeSynthetic),
+    /// Try what the engine promises: drafted == serial, batched == alone, resumed == fresh, and more.
+    Exact(exact::Exact),
     /// What can be known of plugins.
     #[command(subcommand)]
     Plugins(plugins::Plugins),
@@ -168,6 +171,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Quantize(args) => args.run()?,
         Command::Convert(args) => args.run()?,
         Command::MakeSynthetic(args) => args.run()?,
+        Command::Exact(args) => return args.run(),
         Command::Plugins(args) => return args.run(),
         Command::ProbePlugins => {
             ::plugfold::plugins::probe::child().context("standard input is no probe's")?

@@ -128,7 +128,8 @@ pub fn engine(setup: &Setup) -> anyhow::Result<(Arc<Engine>, Others)> {
     Ok((Arc::new(engine), others))
 }
 
-fn options(settings: &Settings) -> anyhow::Result<Options> {
+/// Options of the engine from the settings.
+pub fn options(settings: &Settings) -> anyhow::Result<Options> {
     let model = settings.model_dir()?;
     if !model.is_dir() {
         bail!("{} is not a folder: give the folder of a checkpoint with --model", model.display());

@@ -8,7 +8,7 @@ use plugfold_engine::core::CoreOptions;
 use plugfold_engine::rank::Rank;
 use plugfold_engine::ranks::World;
 
-use super::Setup;
+use super::{Company, Setup};
 
 /// Runs a script on every rank; gives what each rank gave.
 ///
@@ -46,11 +46,11 @@ fn on_one<T>(
     world: World,
     script: &(impl Fn(&mut Rank) -> Result<T, String> + Sync),
 ) -> Result<T, String> {
-    let mut hooks = (setup.hooks)(rank)?;
+    let Company { mut hooks, lines, keep } = (setup.load)(&world, &setup.options)?;
     if let Some(plant) = setup.plant {
         plant.put(&mut hooks, rank, setup.ranks)?;
     }
-    let core = CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() };
+    let core = CoreOptions { hooks: Arc::new(hooks), lines, ..CoreOptions::default() };
     let mut loaded = Rank::load(&setup.options, core, world).map_err(|e| e.to_string())?;
     let out = script(&mut loaded);
     match &out {
@@ -58,5 +58,7 @@ fn on_one<T>(
         // The others must not wait for this rank.
         Err(error) => drop(loaded.world.fail(error.clone())),
     }
+    drop(loaded);
+    drop(keep);
     out
 }

@@ -13,12 +13,23 @@ use std::sync::Arc;
 
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::rank::Options;
+use plugfold_engine::ranks::World;
 
 pub use gates::{GATES, Gate};
 pub use plants::Plant;
 
-/// Makes the hooks of a rank.
-pub type MakeHooks = Arc<dyn Fn(usize) -> Result<Hooks, String> + Send + Sync>;
+/// What a rank is loaded with.
+pub struct Company {
+    /// Hooks of its plugins.
+    pub hooks: Hooks,
+    /// Lines that must be equal on all ranks.
+    pub lines: Vec<(String, String)>,
+    /// What has to live as long as the rank.
+    pub keep: Box<dyn std::any::Any + Send>,
+}
+
+/// Loads a rank's plugins, in step with the other ranks.
+pub type Load = Arc<dyn Fn(&World, &Options) -> Result<Company, String> + Send + Sync>;
 
 /// What is tried.
 #[derive(Clone)]
@@ -27,10 +38,29 @@ pub struct Setup {
     pub options: Options,
     /// Ranks, all in this process.
     pub ranks: usize,
-    /// Hooks of each rank.
-    pub hooks: MakeHooks,
+    /// Plugins of each rank.
+    pub load: Load,
     /// A fault to plant.
     pub plant: Option<&'static Plant>,
+}
+
+impl Setup {
+    /// Ranks with these hooks.
+    pub fn with_hooks(
+        options: Options,
+        ranks: usize,
+        hooks: impl Fn(usize) -> Result<Hooks, String> + Send + Sync + 'static,
+    ) -> Self {
+        let load = move |world: &World, _: &Options| {
+            Ok(Company { hooks: hooks(world.rank())?, lines: Vec::new(), keep: Box::new(()) })
+        };
+        Self { options, ranks, load: Arc::new(load), plant: None }
+    }
+
+    /// The bare engine.
+    pub fn bare(options: Options, ranks: usize) -> Self {
+        Self::with_hooks(options, ranks, |_| Ok(Hooks::default()))
+    }
 }
 
 /// A broken promise.

@@ -1,9 +1,6 @@
 //! The gates hold on the bare engine, and every planted fault is noticed by a gate that should.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
-
-use plugfold_engine::hooks::Hooks;
 use plugfold_engine::rank::Options;
 
 use super::plants::PLANTS;
@@ -12,7 +9,7 @@ use super::{GATES, Setup, Verdict, run};
 fn tiny(ranks: usize) -> Setup {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/tiny");
     let options = Options { context: Some(128), ..Options::new(model) };
-    Setup { options, ranks, hooks: Arc::new(|_| Ok(Hooks::default())), plant: None }
+    Setup::bare(options, ranks)
 }
 
 #[test]

@@ -9,6 +9,8 @@ use plugfold_abi::points::{
 };
 use plugfold_abi::{List, OpError, Slice, TextBuf};
 use plugfold_engine::hooks::Hooks;
+use plugfold_engine::rank::Options;
+use plugfold_engine::ranks::World;
 
 use super::OWNER;
 use crate::exact::Setup;
@@ -83,11 +85,11 @@ fn add(hooks: &mut Hooks) -> Result<(), String> {
 
 /// The same setup with recorded drafts.
 pub(in crate::exact) fn with_recorded(setup: &Setup) -> Setup {
-    let inner = setup.hooks.clone();
-    let hooks = Arc::new(move |rank: usize| {
-        let mut hooks = inner(rank)?;
-        add(&mut hooks)?;
-        Ok(hooks)
+    let inner = setup.load.clone();
+    let load = Arc::new(move |world: &World, options: &Options| {
+        let mut company = inner(world, options)?;
+        add(&mut company.hooks)?;
+        Ok(company)
     });
-    Setup { hooks, ..setup.clone() }
+    Setup { load, ..setup.clone() }
 }
