@@ -12,7 +12,6 @@ use plugfold::plugins::probe::Probe;
 use plugfold::plugins::settle::{self, Settled};
 use plugfold::plugins::{Library, Listed, Search, docs, library, new};
 use plugfold_abi::Phase;
-use plugfold_manifest::Manifest;
 use serde_json::json;
 
 use super::{ModelArgs, model, write_whole};
@@ -30,7 +29,7 @@ pub enum Plugins {
     Resolve(Resolve),
     /// Write a new plugin into plugins/.
     New(New),
-    /// Write docs/plugins/ and docs/OPS.md.
+    /// Write docs/plugins/ and docs/OPS.md from the sources.
     Docs(Docs),
 }
 
@@ -319,33 +318,22 @@ impl New {
 /// Arguments of `plugins docs`.
 #[derive(Args)]
 pub struct Docs {
-    /// Folder to write into.
-    #[arg(long, value_name = "DIR", default_value = "docs")]
-    out: PathBuf,
-    #[command(flatten)]
-    path: SearchPath,
+    /// Folder to write into; without it, docs/ of the sources.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 impl Docs {
     fn run(self) -> anyhow::Result<()> {
-        let mut libraries = Vec::new();
-        for (found, library) in self.path.all()? {
-            match library {
-                // Plugins of the tests and of one's own are no part of the pages.
-                Ok(l) if !l.manifest.id.starts_with('9') => libraries.push(l),
-                Ok(_) => {}
-                Err(why) => bail!("{} is broken: {why}; mend it first", found.path.display()),
-            }
-        }
-        let manifests: Vec<&Manifest> = libraries.iter().map(|l| &l.manifest).collect();
-        let folder = self.out.join("plugins");
+        let root = new::workspace(&std::env::current_dir().context("the current folder")?)?;
+        let out = self.out.unwrap_or_else(|| root.join("docs"));
+        let pages = docs::pages(&docs::manifests(&root)?);
+        let folder = out.join("plugins");
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        for manifest in &manifests {
-            put(&folder.join(format!("{}.md", manifest.label())), &docs::file(manifest))?;
+        for (place, text) in &pages {
+            put(&out.join(place), text)?;
         }
-        put(&folder.join("README.md"), &docs::summary(&manifests))?;
-        put(&self.out.join("OPS.md"), &docs::operations(&manifests))?;
-        println!("wrote {} pages into {}", manifests.len() + 2, self.out.display());
+        println!("wrote {} pages into {}", pages.len(), out.display());
         Ok(())
     }
 }

@@ -50,14 +50,19 @@ fn served_by(point: &str) -> &'static [&'static str] {
 
 /// Names the first thing that is registered and not declared, or declared and not registered.
 ///
-/// `interfaces` are those of the offers, `operations` those of its providers.
-pub fn compare(manifest: &Manifest, interfaces: &[&str], operations: &[String]) -> Result<(), String> {
+/// `interfaces` are those of the offers, `operations` those of its providers. A plugin that is `off` may register less.
+pub fn compare(
+    manifest: &Manifest,
+    interfaces: &[&str],
+    operations: &[String],
+    off: bool,
+) -> Result<(), String> {
     let registered: BTreeSet<&str> = interfaces.iter().copied().collect();
     let mut declared: BTreeSet<&str> = BTreeSet::new();
     for point in &manifest.points {
         let serving = served_by(point);
         declared.extend(serving);
-        if !serving.is_empty() && !serving.iter().any(|i| registered.contains(i)) {
+        if !off && !serving.is_empty() && !serving.iter().any(|i| registered.contains(i)) {
             return Err(format!("it lists the point {point} and registers no {}", serving.join(" or ")));
         }
     }
@@ -75,7 +80,7 @@ pub fn compare(manifest: &Manifest, interfaces: &[&str], operations: &[String]) 
         }
         declared.insert(interface);
         // Base plugins may describe families that the core lays out for them.
-        if interface != "cache-layout" && !registered.contains(interface) {
+        if !off && interface != "cache-layout" && !registered.contains(interface) {
             return Err(format!("it lists a {what} and registers none"));
         }
     }
@@ -98,7 +103,7 @@ pub fn compare(manifest: &Manifest, interfaces: &[&str], operations: &[String]) 
     let always = always.chain(
         manifest.covers.iter().filter(|c| c.knob.is_none()).filter_map(|c| c.ops.first()).map(String::as_str),
     );
-    if let Some(missing) = always.into_iter().find(|op| !runs(op)) {
+    if let Some(missing) = always.into_iter().find(|op| !off && !runs(op)) {
         return Err(format!("it claims `{missing}` and registers no provider of it"));
     }
     Ok(())
@@ -111,7 +116,7 @@ mod tests {
     fn told(manifest: &str, interfaces: &[&str], operations: &[&str]) -> String {
         let manifest = Manifest::read(manifest, "test").unwrap();
         let operations: Vec<String> = operations.iter().map(ToString::to_string).collect();
-        compare(&manifest, interfaces, &operations).err().unwrap_or_default()
+        compare(&manifest, interfaces, &operations, false).err().unwrap_or_default()
     }
 
     #[test]
@@ -137,6 +142,15 @@ mod tests {
             let told = told(manifest, interfaces, operations);
             assert!(told.contains(expected) && told.is_empty() == expected.is_empty(), "{manifest}: {told}");
         }
+    }
+
+    #[test]
+    fn a_plugin_that_is_off_may_register_less_and_not_more() {
+        let manifest =
+            Manifest::read("points = [\"store\"]\nparts = [{ id = \"x\", what = \"y\" }]", "test").unwrap();
+        assert!(compare(&manifest, &[], &[], false).is_err());
+        assert_eq!(compare(&manifest, &[], &[], true), Ok(()));
+        assert!(compare(&manifest, &["observer"], &[], true).is_err());
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! Pages about plugins, from their manifests alone: `plugins inspect` and `plugins docs`.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 use plugfold_manifest::{KnobSchema, Manifest};
+
+use super::PluginError;
 
 /// The table of operations of the core, as its source has it.
 const OPERATIONS: &str = include_str!("../../../core/abi/src/ops.rs");
@@ -119,13 +122,44 @@ fn row(text: &mut String, knob: &KnobSchema, owner: &str) {
     );
 }
 
+/// The manifests of a source tree's plugins, by name. Numbers from 9000 are nobody's but their author's.
+///
+/// # Errors
+/// A folder that cannot be read, a manifest that is wrong.
+pub fn manifests(root: &Path) -> Result<Vec<Manifest>, PluginError> {
+    let told = |path: &Path, e: std::io::Error| PluginError::general(format!("{}: {e}", path.display()));
+    let folder = root.join("plugins");
+    let entries = std::fs::read_dir(&folder).map_err(|e| told(&folder, e))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path().join("plugin.toml"))).collect();
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    let mut all = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).map_err(|e| told(&path, e))?;
+        let manifest = Manifest::parse(&text, &path.display().to_string());
+        all.push(manifest.map_err(|e| PluginError::general(e.to_string()))?);
+    }
+    all.retain(|manifest| !manifest.id.starts_with('9'));
+    Ok(all)
+}
+
+/// All pages, by their places under `docs/`.
+pub fn pages(manifests: &[Manifest]) -> Vec<(String, String)> {
+    let all: Vec<&Manifest> = manifests.iter().collect();
+    let mut pages: Vec<(String, String)> =
+        all.iter().map(|m| (format!("plugins/{}.md", m.label()), file(m))).collect();
+    pages.push(("plugins/README.md".into(), summary(&all)));
+    pages.push(("OPS.md".into(), operations(&all)));
+    pages
+}
+
 /// A file of `docs/plugins/`.
-pub fn file(manifest: &Manifest) -> String {
+fn file(manifest: &Manifest) -> String {
     format!("{MADE}{}", page(manifest))
 }
 
 /// One table of all plugins.
-pub fn summary(manifests: &[&Manifest]) -> String {
+fn summary(manifests: &[&Manifest]) -> String {
     let mut text = format!(
         "{MADE}# Plugins\n\n| plugin | class | what | operations | knobs |\n| --- | --- | --- | --- | --- |\n"
     );
@@ -148,7 +182,7 @@ pub fn summary(manifests: &[&Manifest]) -> String {
 }
 
 /// The table of operations, with those that plugins define and who claims which.
-pub fn operations(manifests: &[&Manifest]) -> String {
+fn operations(manifests: &[&Manifest]) -> String {
     let page: Vec<&str> = OPERATIONS
         .lines()
         .map_while(|line| line.strip_prefix("//!"))

@@ -7,7 +7,7 @@ use plugfold_abi::life::{Plugin as _, PluginObject, Setup};
 use plugfold_abi::points::HostObject;
 use plugfold_abi::{ErrorKind, Knob, Knobs, Slice, Text};
 use plugfold_engine::hooks::Hooks;
-use plugfold_manifest::Manifest;
+use plugfold_manifest::{KnobSchema, Manifest};
 
 /// Why a library is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,6 +120,8 @@ pub fn configure(
                 .to_string(),
         );
     }
-    super::declared::compare(manifest, &interfaces, &operations)
+    let switch = manifest.switch.as_ref().and_then(|key| knobs.iter().find(|knob| knob.key.as_str() == *key));
+    let off = switch.is_some_and(|knob| KnobSchema::is_off(&knob.value));
+    super::declared::compare(manifest, &interfaces, &operations, off)
         .map_err(|lie| Refusal::broken(format!("its manifest lies: {lie}")))
 }

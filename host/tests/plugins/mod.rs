@@ -184,9 +184,13 @@ impl Served {
 
     /// A short completion.
     pub fn complete(&self) -> (u16, Value) {
-        let body = json!({"prompt": "abc", "max_tokens": 3, "temperature": 0}).to_string();
+        self.post("/v1/completions", &json!({"prompt": "abc", "max_tokens": 3, "temperature": 0}))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> (u16, Value) {
+        let body = body.to_string();
         self.exchange(&format!(
-            "POST /v1/completions HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         ))
     }
