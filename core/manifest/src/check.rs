@@ -145,7 +145,7 @@ fn claims(manifest: &Manifest, found: &mut Vec<String>) {
             found.push(format!("{what} stands behind knob `{key}`, which is not declared; {mend}"));
         }
     };
-    known(&manifest.switch, "the plugin", found);
+    known(&manifest.off_by, "the plugin", found);
     for claim in &manifest.claims {
         if claim.phases.is_empty() {
             found.push(format!("the claim on `{}` names no phase", claim.op));

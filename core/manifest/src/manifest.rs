@@ -55,9 +55,9 @@ pub struct Manifest {
     /// Chains, policies, observers and names it uses; operations follow from claims.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<String>,
-    /// The knob that switches all of it: while that is off, nothing need be registered.
+    /// The knob that turns all of it off: nothing need be registered then.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub switch: Option<String>,
+    pub off_by: Option<String>,
     /// Memory that it takes, in words; the bytes are told at the start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,

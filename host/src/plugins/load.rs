@@ -5,9 +5,9 @@ use std::path::Path;
 use plugfold_abi::boundary::{Give, Interface as _, Offer, Opaque, Root};
 use plugfold_abi::life::{Plugin as _, PluginObject, Setup};
 use plugfold_abi::points::HostObject;
-use plugfold_abi::{ErrorKind, Knob, Knobs, Slice, Text};
+use plugfold_abi::{ErrorKind, Knob, KnobValue, Knobs, Slice, Text};
 use plugfold_engine::hooks::Hooks;
-use plugfold_manifest::{KnobSchema, Manifest};
+use plugfold_manifest::Manifest;
 
 /// Why a library is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,8 +120,19 @@ pub fn configure(
                 .to_string(),
         );
     }
-    let switch = manifest.switch.as_ref().and_then(|key| knobs.iter().find(|knob| knob.key.as_str() == *key));
-    let off = switch.is_some_and(|knob| KnobSchema::is_off(&knob.value));
+    let off_by = manifest.off_by.as_ref().and_then(|key| knobs.iter().find(|knob| knob.key.as_str() == *key));
+    let off = off_by.is_some_and(|knob| is_off(&knob.value));
     super::declared::compare(manifest, &interfaces, &operations, off)
         .map_err(|lie| Refusal::broken(format!("its manifest lies: {lie}")))
+}
+
+/// Whether a value is the one that means "not used".
+fn is_off(value: &KnobValue) -> bool {
+    match value {
+        KnobValue::Bool(on) => !on,
+        KnobValue::Int(number) => *number == 0,
+        KnobValue::Float(bits) => f64::from_bits(*bits) == 0.0,
+        KnobValue::Text(text) => matches!(text.as_str(), "" | "0" | "off" | "none"),
+        KnobValue::List(items) => items.is_empty(),
+    }
 }
