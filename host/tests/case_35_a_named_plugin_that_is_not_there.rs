@@ -16,7 +16,7 @@ fn case_35_the_refusal_names_place_folders_and_the_nearest() {
             "profile.toml:4)",
             "is not there",
             "looked in",
-            "did you mean \"0003-prefill-rows\"?",
+            "did you mean \"0003-prefill-rows\"",
         ],
     );
     assert!(told.contains(place.path("plugins").to_str().unwrap()), "{told}");
@@ -44,5 +44,5 @@ fn case_35_names_are_ids_or_folder_names() {
         let output = place.generate(&[name], "", &[]);
         assert!(output.status.success(), "{name}: {output:?}");
     }
-    place.refused(&["0003_prefill_rows"], "", &["did you mean \"0003-prefill-rows\"?"]);
+    place.refused(&["0003_prefill_rows"], "", &["did you mean \"0003-prefill-rows\""]);
 }

@@ -2,6 +2,8 @@
 //! items of every skill that has a bar, and on more of the skills in which a lesser model fails first.
 #![allow(clippy::unwrap_used)]
 
+mod plugins;
+
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -32,6 +34,7 @@ impl Drop for Server {
 #[test]
 fn the_first_items_of_every_skill() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    plugins::built();
     let mut server = Server(
         Command::new(env!("CARGO_BIN_EXE_plugfold"))
             .args(["serve", "--profile", "quickstart", "--port", "0"])

@@ -1,6 +1,8 @@
 //! The program itself: processes, signals, files, and a client from PyPI.
 #![allow(clippy::unwrap_used)]
 
+mod plugins;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -44,6 +46,7 @@ struct Served {
 
 impl Served {
     fn start(arguments: &[&str]) -> Self {
+        plugins::built();
         let mut command = plugfold(&["serve", "--port", "0"]);
         let mut child = command.args(arguments).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
@@ -172,7 +175,7 @@ fn bad_input_is_one_clear_line() {
     std::fs::write(&profile, "served_nam = \"x\"\n").unwrap();
     refused(
         &["serve", "--profile", profile.to_str().unwrap()],
-        &["p.toml", "served_nam", "did you mean \"served_name\"?"],
+        &["p.toml", "served_nam", "did you mean `served_name`"],
     );
 }
 

@@ -15,21 +15,13 @@ pub const DEED: &str = "PLUGFOLD_TEST_HOSTILE";
 pub const HOSTILE: &str = "9900-hostile";
 pub const ROWS: &str = "0003-prefill-rows";
 
-/// The folder of the program, with the libraries of the tests built into it.
+/// The folder of the program, with every plugin of the workspace built into it.
 pub fn built() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_plugfold")).parent().unwrap().to_owned();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args([
-            "build",
-            "--locked",
-            "--quiet",
-            "-p",
-            "plugfold-hostile",
-            "-p",
-            "plugfold-0003-prefill-rows",
-        ]);
+        cargo.args(["build", "--locked", "--quiet", "--workspace", "--lib"]);
         cargo.arg("--target-dir").arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             cargo.arg("--release");
