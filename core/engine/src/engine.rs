@@ -4,7 +4,7 @@ mod planning;
 mod report;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -64,7 +64,7 @@ struct Shared {
     stats: Mutex<EngineStats>,
     defaults: Values,
     /// Requests that were submitted so far.
-    numbers: std::sync::atomic::AtomicU64,
+    numbers: AtomicU64,
 }
 
 fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
@@ -98,7 +98,7 @@ impl Engine {
         };
         let defaults = rank.core.hooks().knobs.defaults.clone();
         let shared =
-            Arc::new(Shared { info, stats: Mutex::default(), defaults, numbers: Default::default() });
+            Arc::new(Shared { info, stats: Mutex::default(), defaults, numbers: AtomicU64::default() });
         let (sender, receiver) = channel();
         let (seen, alarm) = (shared.clone(), sender.clone());
         // A rank that dies while the engine is idle must be told to the front end, too.
@@ -321,19 +321,19 @@ impl Loop {
                 job.draft_layer = job.request.draft && self.rank.rounds.reads_draft_layer();
                 self.waiting.push_back(job);
             }
-            Err(error) => self.refuse(job, EngineError::Failed(error.to_string())),
+            Err(error) => self.refuse(&job, EngineError::Failed(error.to_string())),
         }
     }
 
     /// Ends a request that never had a slot.
-    fn refuse(&mut self, job: Job, error: EngineError) {
+    fn refuse(&mut self, job: &Job, error: EngineError) {
         {
             let mut stats = self.stats();
             stats.requests += 1;
             stats.errors += 1;
         }
         self.gauges();
-        self.told(&job, "error", &[], &mut RequestStats::default());
+        self.told(job, "error", &[], &mut RequestStats::default());
         let _ = job.events.send(Event::Error(error));
     }
 

@@ -74,7 +74,7 @@ fn encode(forward: &Forward, mine: &[Vec<(f32, u32)>], rows: usize, width: usize
     let mut out = Vec::with_capacity(HEADER + riders.len() * 4 + rows * width * 8);
     out.extend(u32::from(forward.failure.is_some()).to_le_bytes());
     out.extend(forward.collectives.to_le_bytes());
-    riders.iter().for_each(|word| out.extend(word.to_le_bytes()));
+    out.extend(riders.iter().flat_map(|word| word.to_le_bytes()));
     for row in 0..rows {
         for i in 0..width {
             let (value, id) =

@@ -146,7 +146,9 @@ impl Rank {
         together(&world, "stores", "open its stores", opened)?;
         let mut digest = digest(&mut core, &options, &limits)?;
         options.slots = slots;
-        lines.iter().for_each(|(name, value)| digest.add(name.clone(), value));
+        for (name, value) in &lines {
+            digest.add(name.clone(), value);
+        }
         digest.compare(&world)?;
         let rounds = Rounds::new(&core, options.prefill_rows, limits.prefill_rows_max as usize)?;
         Ok(Self { core, world, rounds, limits, options })

@@ -162,7 +162,7 @@ impl Rounds {
         let slots = core.capacity().slots;
         let mut observers = Vec::new();
         for h in &hooks.observers {
-            observers.push((h.clone(), h.call(|o| o.interests())?));
+            observers.push((h.clone(), h.call(Observer::interests)?));
         }
         let drafting = Drafting::new(&hooks, core.has_mtp(), slots)?;
         Ok(Self {
@@ -292,7 +292,7 @@ impl Rounds {
                         "a plan with store {store}, which is not loaded here"
                     )));
                 };
-                let mine = h.call(|s| s.digest())?;
+                let mine = h.call(Store::digest)?;
                 if mine != *digest {
                     return Err(RoundError::Hook(h.named(&OpError::fatal(format!(
                         "its index differs between ranks: {mine:016x} here, {digest:016x} on rank 0"
@@ -362,7 +362,9 @@ impl Rounds {
         rows: &[f32],
     ) -> Result<(), RoundError> {
         let missed = self.drafting.absorb(core, (world, &self.steps), slot, start, tokens, rows)?;
-        missed.iter().for_each(|miss| self.missed(slot, miss));
+        for miss in &missed {
+            self.missed(slot, miss);
+        }
         Ok(())
     }
 }

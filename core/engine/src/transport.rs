@@ -17,7 +17,7 @@ pub fn open(name: Option<&str>, hooks: &Hooks, world: &World) -> Result<Option<A
     let mut found = None;
     let mut names = Vec::new();
     for h in &hooks.transports {
-        let own = h.call(|t| t.name())?.to_string();
+        let own = h.call(Transport::name)?.to_string();
         if names.contains(&own) {
             return Err(StartError::Options(format!(
                 "two plugins bring a transport called `{own}` (the second is {}): take one off the list",

@@ -173,7 +173,7 @@ mod tests {
         for gram in [1, 2, 3, 5] {
             let mut index = Index::new(gram);
             for round in 0..400 {
-                let more: Vec<u32> = (0..1 + next() % 4).map(|_| next() % 4).collect();
+                let more: Vec<u32> = (0..=(next() % 4)).map(|_| next() % 4).collect();
                 index.extend(&more);
                 assert_eq!(index.find(), brute(index.tokens(), gram), "gram {gram}, round {round}");
             }

@@ -83,14 +83,12 @@ fn synced<'s>(seat: &'s mut Option<Index>, kept: &mut Vec<Index>, ids: &[u32], m
         let n = i.tokens().len();
         i.gram() == gram && n <= ids.len() && (n == 0 || ids[n - 1] == i.tokens()[n - 1])
     };
-    let index = match seat.take().filter(own) {
-        Some(index) => index,
-        None => {
-            let fits = |i: &Index| i.gram() == gram && ids.starts_with(i.tokens());
-            let best =
-                (0..kept.len()).filter(|at| fits(&kept[*at])).max_by_key(|at| kept[*at].tokens().len());
-            best.map_or_else(|| Index::new(min), |at| kept.remove(at))
-        }
+    let index = if let Some(index) = seat.take().filter(own) {
+        index
+    } else {
+        let fits = |i: &Index| i.gram() == gram && ids.starts_with(i.tokens());
+        let best = (0..kept.len()).filter(|at| fits(&kept[*at])).max_by_key(|at| kept[*at].tokens().len());
+        best.map_or_else(|| Index::new(min), |at| kept.remove(at))
     };
     let index = seat.insert(index);
     let known = index.tokens().len();

@@ -73,6 +73,7 @@ impl Board {
         self.window
     }
 
+    #[allow(clippy::cast_ptr_alignment)] // mappings begin on pages, counters on multiples of 128 bytes
     fn counter(&self, rank: usize, which: usize) -> &AtomicU64 {
         assert!(rank < self.ranks && which < COUNTERS, "a counter of the board");
         // SAFETY: inside the mapping by the assertion, aligned to a line, and only ever used as an atomic by any rank.
@@ -110,7 +111,7 @@ impl Board {
         assert!(rank < self.ranks && piece.len() <= self.window, "a piece fits its window");
         // SAFETY: its writer waits for this rank's `read` before it writes again.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.start(rank).cast_const(), piece.as_mut_ptr(), piece.len())
+            std::ptr::copy_nonoverlapping(self.start(rank).cast_const(), piece.as_mut_ptr(), piece.len());
         };
     }
 }

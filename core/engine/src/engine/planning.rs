@@ -39,6 +39,23 @@ fn request_facts(job: &Job) -> RequestFacts<'_> {
     }
 }
 
+/// Where the prefill leaves snapshots: inside the part that is computed, on the grid of its states.
+fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> Vec<usize> {
+    let mut marks: List<Mark> = List::new();
+    let request = request_facts(job);
+    for h in &hooks.planners {
+        if let Err(error) = h.call(|p| p.marks(&request, resumed, &mut marks)) {
+            tracing::warn!("{error}: no marks");
+        }
+    }
+    let inside =
+        |m: &u32| *m > resumed && (*m as usize) < job.request.ids.len() && m.is_multiple_of(request.grid);
+    let mut at: Vec<usize> = marks.iter().map(|m| m.at).filter(inside).map(|m| m as usize).collect();
+    at.sort_unstable();
+    at.dedup();
+    at
+}
+
 impl Loop {
     fn slot_facts(&self) -> Vec<SlotFacts> {
         let facts = |(slot, active): (usize, &Option<Active>)| SlotFacts {
@@ -174,11 +191,11 @@ impl Loop {
                 Ok((Verdict::Block, _)) => break,
                 Ok((Verdict::Refuse(message), _)) => {
                     let Some(job) = self.waiting.remove(place) else { continue };
-                    self.refuse(job, EngineError::Invalid(message.into()));
+                    self.refuse(&job, EngineError::Invalid(message.into()));
                 }
                 Err(error) => {
                     let Some(job) = self.waiting.remove(place) else { continue };
-                    self.refuse(job, EngineError::Failed(error.to_string()));
+                    self.refuse(&job, EngineError::Failed(error.to_string()));
                 }
             }
         }
@@ -188,7 +205,7 @@ impl Loop {
     /// What planners say about the request at a place of the queue, and what could be resumed for it.
     fn judge(&self, hooks: &Hooks, place: usize) -> Result<(Verdict, Vec<StoreOffer>), HookError> {
         let job = &self.waiting[place];
-        let offers = self.offers(hooks, job)?;
+        let offers = self.offers(hooks, job);
         let free = || (0..self.active.len()).filter(|s| self.active[*s].is_none());
         let best = offers
             .iter()
@@ -209,10 +226,10 @@ impl Loop {
     }
 
     /// What free slots and stores could resume.
-    fn offers(&self, hooks: &Hooks, job: &Job) -> Result<Vec<StoreOffer>, HookError> {
+    fn offers(&self, hooks: &Hooks, job: &Job) -> Vec<StoreOffer> {
         let r = &job.request;
         if !r.draft || !r.attachments.is_empty() {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         let tag = job.tag.map_or(0, |t| t.id);
         let mut offers = Vec::new();
@@ -235,7 +252,7 @@ impl Loop {
                 Err(error) => tracing::warn!("{error}: prefilling from the first token"),
             }
         }
-        Ok(offers)
+        offers
     }
 
     fn admit(&mut self, hooks: &Hooks, slot: usize, job: Job, offers: &[StoreOffer]) -> Admission {
@@ -249,7 +266,7 @@ impl Loop {
             Some(o) if o.store == OWN => (Resume::Slot(o.length as usize), o.length),
             Some(o) => {
                 let store = o.store as usize;
-                let digest = hooks.stores[store].call(|s| s.digest()).unwrap_or_default();
+                let digest = hooks.stores[store].call(Store::digest).unwrap_or_default();
                 let length = o.length as usize;
                 (Resume::Store { store, ticket: o.ticket, length, digest }, o.length)
             }
@@ -275,7 +292,7 @@ impl Loop {
             policy: r.policy.clone(),
             blobs: r.blobs.clone(),
             resume,
-            marks: self.marks(hooks, &job, resumed),
+            marks: marks(hooks, &job, resumed),
         };
         let queued_s = job.submitted.elapsed().as_secs_f64();
         let stats = RequestStats { queued_s, slot, seed, ..RequestStats::default() };
@@ -290,23 +307,6 @@ impl Loop {
             stats,
         });
         admission
-    }
-
-    /// Where the prefill leaves snapshots: inside the part that is computed, on the grid of its states.
-    fn marks(&self, hooks: &Hooks, job: &Job, resumed: u32) -> Vec<usize> {
-        let mut marks: List<Mark> = List::new();
-        let request = request_facts(job);
-        for h in &hooks.planners {
-            if let Err(error) = h.call(|p| p.marks(&request, resumed, &mut marks)) {
-                tracing::warn!("{error}: no marks");
-            }
-        }
-        let inside =
-            |m: &u32| *m > resumed && (*m as usize) < job.request.ids.len() && m.is_multiple_of(request.grid);
-        let mut at: Vec<usize> = marks.iter().map(|m| m.at).filter(inside).map(|m| m as usize).collect();
-        at.sort_unstable();
-        at.dedup();
-        at
     }
 
     fn pieces(&self, hooks: &Hooks, plan: &mut Plan) -> Result<(), HookError> {

@@ -137,7 +137,7 @@ impl Loop {
                 Ok(text) => match serde_json::from_str::<Map<String, Value>>(&text) {
                     Ok(fields) => stats.fields.extend(fields),
                     Err(e) => {
-                        tracing::warn!("plugin {}: fields of a request are no JSON object: {e}", h.owner)
+                        tracing::warn!("plugin {}: fields of a request are no JSON object: {e}", h.owner);
                     }
                 },
                 Err(error) => tracing::warn!("{error}"),
@@ -153,8 +153,8 @@ impl Loop {
         }
         let mut all = Vec::new();
         for h in &hooks.stores {
-            let name = h.call(|s| s.name()).map_or_else(|e| e.to_string(), |n| n.to_string());
-            let figures = h.call(|s| s.figures()).unwrap_or_default();
+            let name = h.call(Store::name).map_or_else(|e| e.to_string(), |n| n.to_string());
+            let figures = h.call(Store::figures).unwrap_or_default();
             all.extend(figures.iter().map(|f| (name.clone(), f.name.to_string(), f.value)));
         }
         self.stats().stores = all;

@@ -11,8 +11,8 @@ impl Rounds {
     /// Whether hooks run on every rank from which sequences could fail: only then the ranks have to agree.
     fn agrees(&self) -> bool {
         let h = &self.hooks;
-        !(h.drafters.is_empty() && h.policies.is_empty() && h.cuts.is_empty() && h.spans.is_empty())
-            || !(h.parts.is_empty() && h.stores.is_empty())
+        let drafting = h.drafters.is_empty() && h.policies.is_empty() && h.cuts.is_empty();
+        !(drafting && h.spans.is_empty() && h.parts.is_empty() && h.stores.is_empty())
     }
 
     /// Ends the sequences whose hooks failed on any rank since the last agreement; gives them with their messages.

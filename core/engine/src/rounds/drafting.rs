@@ -104,14 +104,14 @@ impl Drafting {
         debug_assert!(slots > 0, "an engine has slots");
         let (mut names, mut wants) = (Vec::new(), Vec::new());
         for h in &hooks.drafters {
-            let name = h.call(|d| d.name())?.to_string();
+            let name = h.call(Drafter::name)?.to_string();
             if names.contains(&name) {
                 let text =
                     format!("a drafter called `{name}` is loaded already: take one of the two off the list");
                 return Err(h.named(&OpError::new(text)));
             }
             names.push(name);
-            wants.push(h.call(|d| d.wants())?);
+            wants.push(h.call(Drafter::wants)?);
         }
         let usable: Vec<bool> = wants.iter().map(|w| mtp || !w.mtp_layer).collect();
         // A name that a policy must not choose is told as empty.

@@ -256,7 +256,7 @@ impl Rounds {
         let mut words = Vec::new();
         for h in &self.hooks.riders {
             let at = words.len();
-            words.resize(at + h.call(|r| r.words())? as usize, 0);
+            words.resize(at + h.call(Rider::words)? as usize, 0);
             h.call(|r| r.write(SliceMut::from(&mut words[at..])))?;
         }
         Ok(words)
@@ -266,7 +266,7 @@ impl Rounds {
         let each = all.len() / ranks.max(1);
         let mut at = 0;
         for h in &self.hooks.riders {
-            let n = h.call(|r| r.words())? as usize;
+            let n = h.call(Rider::words)? as usize;
             let mine: Vec<u32> = all
                 .chunks(each.max(1))
                 .take(ranks)

@@ -12,7 +12,7 @@ fn made(own: &str, names: &[&str]) -> Policy {
 
 const NONE: Choice = Choice { drafter: NO_DRAFTER, budget: 0, rule: Rule { floor: 0.0, min_match: 0 } };
 
-fn facts<'a>(slot: u32, policy: &'a str, sampled: bool, room: u32) -> SequenceFacts<'a> {
+fn facts(slot: u32, policy: &str, sampled: bool, room: u32) -> SequenceFacts<'_> {
     SequenceFacts {
         slot,
         length: 10,
