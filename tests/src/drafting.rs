@@ -50,6 +50,7 @@ impl Services for Found {
 
 /// Knobs of a rank.
 #[derive(Clone, Copy, Debug)]
+#[allow(clippy::struct_excessive_bools)] // each is a knob of its own
 pub struct Drafting {
     /// The server's own policy.
     pub policy: &'static str,

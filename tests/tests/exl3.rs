@@ -159,6 +159,7 @@ fn maps(
 }
 
 /// Another variant for every matrix: all rates and codebooks in one file.
+#[allow(clippy::unnecessary_wraps)] // one of several choosers
 fn mixed(i: usize, _: &str) -> Option<(Codebook, f32)> {
     let variants: Vec<(Codebook, f32)> = Codebook::ALL
         .into_iter()
@@ -234,7 +235,7 @@ fn a_row_has_its_bits_in_any_company() {
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: Some(5), ..Sampling::GREEDY };
         let handles: Vec<_> = seeds
             .iter()
-            .map(|&s| engine.submit(request(s, 20 + s as usize, 12, sampling.clone())).unwrap())
+            .map(|&s| engine.submit(request(s, 20 + s as usize, 12, sampling)).unwrap())
             .collect();
         handles.iter().map(|h| reply(h).unwrap().0).collect()
     };

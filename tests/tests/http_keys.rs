@@ -19,7 +19,7 @@ fn every_route_but_health_wants_a_key() {
         let reply = server.get(path);
         assert_eq!(reply.status, 401, "{path}");
         assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
-        assert!(reply.headers["www-authenticate"].starts_with("B"), "{path}");
+        assert!(reply.headers["www-authenticate"].starts_with('B'), "{path}");
         assert_eq!(server.get_with(path, "Authorization: Bearer nope\r\n").status, 401);
         let known = server.get_with(path, "Authorization: Bearer the-second-key\r\n").status;
         assert_eq!(known, if path == "/nothing" { 404 } else { 200 }, "{path}");

@@ -127,6 +127,7 @@ fn every_policy_equals_serial_on_the_demo_model_on_two_ranks() {
 }
 
 /// The windows of a request: tokens kept in each round, who drafted, drafts.
+#[allow(clippy::type_complexity)] // read at once by the callers
 fn windows(engine: &Engine, request: Request) -> (Vec<u32>, Vec<u16>, Vec<(String, usize)>, usize, usize) {
     let (tokens, _, stats) = reply_with_stats(&engine.submit(request).unwrap()).unwrap();
     (tokens, stats.keeps, stats.drafters, stats.drafted, stats.cached_tokens)
@@ -350,7 +351,7 @@ impl Drafter for Planted {
         }
         let draft = |ask: &Ask<'_>| -> Vec<u32> {
             match self.plant {
-                Plant::Garbage if ask.length % 3 == 0 => vec![u32::MAX, 1 << 24, 511, 3],
+                Plant::Garbage if ask.length.is_multiple_of(3) => vec![u32::MAX, 1 << 24, 511, 3],
                 Plant::Garbage => (0..100).map(|i| (i * 37 + ask.length) % 512).collect(),
                 Plant::Unequal => vec![(ask.length * 7 + self.seed) % 480],
                 _ => vec![ask.pending],

@@ -100,7 +100,7 @@ impl Convert {
         let mut files: Vec<PathBuf> = std::fs::read_dir(&self.model)?
             .collect::<Result<Vec<_>, _>>()?
             .iter()
-            .map(|e| e.path())
+            .map(std::fs::DirEntry::path)
             .collect();
         files.sort();
         for path in files.iter().filter(|p| p.extension().is_some_and(|e| e == "safetensors")) {

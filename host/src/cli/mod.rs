@@ -174,7 +174,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Exact(args) => return args.run(),
         Command::Plugins(args) => return args.run(),
         Command::ProbePlugins => {
-            ::plugfold::plugins::probe::child().context("standard input is no probe's")?
+            ::plugfold::plugins::probe::child().context("standard input is no probe's")?;
         }
         Command::Rank(args) => args.run()?,
     }

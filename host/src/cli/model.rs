@@ -108,7 +108,9 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
     let mut sentinel = None;
     if !setup.chosen.is_empty() {
         let cache = cache_folder()?;
-        crashed(&cache).iter().for_each(|running| eprintln!("plugfold: {running}"));
+        for running in crashed(&cache) {
+            eprintln!("plugfold: {running}");
+        }
         let names = setup.chosen.iter().map(|c| c.library.name.clone()).collect();
         sentinel = Some(Sentinel::raise(&cache, names)?);
     }

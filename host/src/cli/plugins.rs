@@ -117,7 +117,7 @@ impl Listing {
                     println!("{:width$}  {class:14}  {}", found.name, l.manifest.title);
                 }
                 Err(why) => {
-                    println!("{:width$}  {:14}  {}: {why}", found.name, "broken", found.path.display())
+                    println!("{:width$}  {:14}  {}: {why}", found.name, "broken", found.path.display());
                 }
             }
         }
@@ -243,7 +243,9 @@ impl Resolve {
         let core = &mut opened.rank.core;
         println!("passes:");
         let passes = core.passes();
-        passes.iter().for_each(|(owner, pass)| println!("  {pass} ({owner})"));
+        for (owner, pass) in passes {
+            println!("  {pass} ({owner})");
+        }
         if passes.is_empty() {
             println!("  none");
         }

@@ -246,7 +246,7 @@ fn stored(p: &mut Player<'_>, next: &Job, fresh: &Told) -> Result<Result<usize, 
     let mut found = Vec::new();
     if p.rank.world.is_lead() {
         for o in offers_of(p, &hooks, next, tag.id, tag.grid)? {
-            let digest = hooks.stores[o.store as usize].call(|s| s.digest()).map_err(|e| e.to_string())?;
+            let digest = hooks.stores[o.store as usize].call(Store::digest).map_err(|e| e.to_string())?;
             found.push((o.store, o.ticket, o.length, digest));
         }
     }
@@ -464,18 +464,19 @@ fn rows(setup: &Setup) -> Ran {
                     })
                     .collect();
                 let found = bits(core, phase, &seqs)?;
-                let mut at = 0;
+                let mut all = found.iter();
                 for &slot in &order {
-                    for row in 0..count_of(slot) {
-                        if found[at] != alone[slot][row] {
-                            let first = found[at].iter().zip(&alone[slot][row]).position(|(a, b)| a != b);
+                    for (row, (want, found)) in
+                        alone[slot].iter().zip(all.by_ref().take(count_of(slot))).enumerate()
+                    {
+                        if found != want {
+                            let first = found.iter().zip(want).position(|(a, b)| a != b);
                             let case = format!("{phase:?}, row {row} of slot {slot} among slots {order:?}");
                             return Ok(Err((
                                 case,
                                 format!("differs first at number {first:?} of its streams and logits"),
                             )));
                         }
-                        at += 1;
                         count += 1;
                     }
                 }

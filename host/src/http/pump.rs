@@ -30,7 +30,7 @@ pub enum Update {
     /// What one or more rounds added.
     Part(Part),
     /// The reply is complete.
-    End(Ending),
+    End(Box<Ending>),
     /// The request failed.
     Failed(EngineError),
 }
@@ -307,7 +307,7 @@ impl Pump {
         };
         self.counted = true;
         self.app.metrics.ended(self.prompt, &ending, self.begun.elapsed().as_secs_f64());
-        self.last(Update::End(ending))
+        self.last(Update::End(Box::new(ending)))
     }
 
     /// Sends what waits and the last update; the reader has all its patience for it.

@@ -37,7 +37,7 @@ fn hooks(settings: Settings) -> Hooks {
 fn figure(engine: &Engine, name: &str) -> u64 {
     let stats = engine.stats();
     let found = stats.stores.iter().find(|(store, n, _)| store == "sessions" && n == name);
-    found.map(|f| f.2 as u64).unwrap_or_else(|| panic!("no figure {name} in {:?}", stats.stores))
+    found.map_or_else(|| panic!("no figure {name} in {:?}", stats.stores), |f| f.2 as u64)
 }
 
 /// One turn of a conversation: the prompt so far, with what is new.

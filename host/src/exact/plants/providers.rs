@@ -50,6 +50,7 @@ pub(super) fn keep_more(call: &Call<'_>, below: &BelowObject, _: usize, _: usize
     over(call, below, &RoundTable { seq_keep: Slice::from(&keep[..]), ..*call.round })
 }
 
+#[allow(clippy::unnecessary_wraps)] // it is an `Act`
 pub(super) fn skip(_: &Call<'_>, _: &BelowObject, _: usize, _: usize) -> Result<(), OpError> {
     Ok(())
 }
@@ -88,6 +89,7 @@ pub(super) fn shared_token(call: &Call<'_>, below: &BelowObject, _: usize, _: us
 
 /// A row of an f32 view.
 #[allow(clippy::cast_ptr_alignment)] // f32 buffers are placed on multiples of 64 bytes
+#[allow(clippy::mut_from_ref)] // a view is an address; the memory is the call's own output
 fn row(view: &View, row: usize) -> &mut [f32] {
     assert!(row < view.rows as usize, "a row of the view");
     // SAFETY: the view is this call's own output for as long as the call runs, and rows do not overlap.

@@ -55,9 +55,9 @@ impl Store for Stale {
             memory.last = save.ids.to_vec();
             memory.rows.clear();
             for (i, info) in sequences.families()?.iter().enumerate() {
-                if info.family.positions_a_row > 0 {
+                let rows = (save.ids.len() as u32).checked_div(info.family.positions_a_row);
+                if let Some(rows) = rows {
                     let mut bytes = List::new();
-                    let rows = save.ids.len() as u32 / info.family.positions_a_row;
                     sequences.gather(save.slot, i as u32, 0, rows, &mut bytes)?;
                     memory.rows.push((i as u32, bytes.into()));
                 }

@@ -102,13 +102,13 @@ fn reasoning(fields: Fields, out: &mut Translated) -> Result<(), ApiError> {
     let template = match Fields(reasoning).string("effort")? {
         None => return Ok(()),
         Some("none" | "minimal") => json!({"enable_thinking": false}),
-        Some(effort) => match effort_name(effort) {
-            Some(name) => json!({"enable_thinking": true, "reasoning_effort": name}),
-            None => {
+        Some(effort) => {
+            let Some(name) = effort_name(effort) else {
                 let names = "must be one of none, minimal, low, medium, high, xhigh, max";
                 return Err(ApiError::invalid(format!("reasoning.effort {names}")).with_param("reasoning"));
-            }
-        },
+            };
+            json!({"enable_thinking": true, "reasoning_effort": name})
+        }
     };
     out.body.insert("chat_template_kwargs".into(), template);
     Ok(())

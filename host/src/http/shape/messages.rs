@@ -76,7 +76,7 @@ impl Message {
                     events.push(start(json!({"type": "thinking", "thinking": "", "signature": ""})));
                 }
                 Step::Reasoning(text) => {
-                    events.push(delta(json!({"type": "thinking_delta", "thinking": text})))
+                    events.push(delta(json!({"type": "thinking_delta", "thinking": text})));
                 }
                 Step::CloseReasoning(text) => {
                     events.push(delta(json!({"type": "signature_delta", "signature": signature(&text)})));
