@@ -12,6 +12,7 @@ use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Listed, Search};
 use plugfold_abi::KnobValue;
 use plugfold_engine::ranks::World;
+use plugfold_manifest::Manifest;
 use plugins::{HOSTILE, Place, ROWS, hostile_as, patch};
 
 /// What a rank is started with.
@@ -42,7 +43,7 @@ fn start(ranks: [Rank; 2]) -> [Result<Vec<String>, String>; 2] {
             scope.spawn(move || {
                 let plugins = Plugins::load(rank.chosen, &rank.settled, &world, "cpu", cache);
                 world.goodbye();
-                plugins.map(|p| p.manifests().map(|m| m.label()).collect()).map_err(|e| e.to_string())
+                plugins.map(|p| p.manifests().map(Manifest::label).collect()).map_err(|e| e.to_string())
             })
         };
         let threads: Vec<_> = ranks.into_iter().zip(worlds).map(run).collect();

@@ -243,7 +243,7 @@ impl Resolve {
         let core = &mut opened.rank.core;
         println!("passes:");
         let passes = core.passes();
-        for (owner, pass) in passes {
+        for (owner, pass) in &passes {
             println!("  {pass} ({owner})");
         }
         if passes.is_empty() {
