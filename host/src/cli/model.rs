@@ -12,6 +12,7 @@ use plugfold::config::Settings;
 use plugfold::knobs::{KnobTable, Resolved};
 use plugfold::plugins::life::{Chosen, Plugins, choose, free_memory};
 use plugfold::plugins::sentinel::{Sentinel, crashed};
+use plugfold::plugins::services::Figures;
 use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Search, cache_folder};
 use plugfold_abi::points::Limits;
@@ -57,6 +58,11 @@ impl Others {
         self.sentinel.as_mut().map_or(Ok(()), |sentinel| Ok(sentinel.serving()?))
     }
 
+    /// What the plugins count.
+    pub fn figures(&self) -> Arc<Figures> {
+        self.plugins.figures().clone()
+    }
+
     /// The request knobs, with the limits in force and the plugins' own objections.
     pub fn table(&self, resolved: &Resolved) -> KnobTable {
         let plugins = self.plugins.clone();
@@ -92,7 +98,9 @@ fn load(
     }
     plugins.prepare(&raised(&whole, plugins.hooks())?, free_memory())?;
     if world.is_lead() {
-        plugins.notes().iter().for_each(|note| eprintln!("plugfold: {note}"));
+        for note in plugins.notes() {
+            eprintln!("plugfold: {note}");
+        }
     }
     let core = CoreOptions { hooks: Arc::new(plugins.hooks().clone()), lines: plugins.lines()?, ..core };
     let rank = Rank::load(options, core, world)?;

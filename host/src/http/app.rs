@@ -13,6 +13,7 @@ use super::keys::Keys;
 use super::limits::{Limits, seconds};
 use super::metrics::Metrics;
 use crate::knobs::KnobTable;
+use crate::plugins::services::Figures;
 use crate::text::TextModel;
 use crate::vision::Vision;
 
@@ -162,6 +163,8 @@ pub struct App {
     pub rejected: AtomicU64,
     /// What was measured of ended requests.
     pub metrics: Metrics,
+    /// What plugins count.
+    pub figures: Arc<Figures>,
 }
 
 /// One request inside the server.
@@ -202,7 +205,15 @@ impl App {
             active_ms: AtomicU64::new(0),
             rejected: AtomicU64::new(0),
             metrics,
+            figures: Arc::default(),
         }
+    }
+
+    /// Shows what plugins count.
+    #[must_use]
+    pub fn with_figures(mut self, figures: Arc<Figures>) -> Self {
+        self.figures = figures;
+        self
     }
 
     /// Lets the model see.

@@ -216,6 +216,7 @@ pub fn text(app: &App) -> prometheus::Result<Vec<u8>> {
     }
     let mut families = registry.gather();
     families.extend(app.metrics.registry.gather());
+    families.extend(app.figures.families()?);
     let mut text = Vec::new();
     TextEncoder::new().encode(&families, &mut text)?;
     Ok(text)

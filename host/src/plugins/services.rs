@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::points::{Host, Level, Services};
 use plugfold_abi::{List, Maybe, OpError, Slice, Text, TextBuf};
+use prometheus::proto::MetricFamily;
+use prometheus::{CounterVec, GaugeVec, Opts, Registry};
 
 use super::agree::Desk;
 
@@ -31,6 +33,43 @@ impl Figures {
     /// All of them now: plugin, name, figure.
     pub fn all(&self) -> Vec<(String, String, Figure)> {
         lock(&self.0).iter().map(|((plugin, name), f)| (plugin.to_string(), name.clone(), *f)).collect()
+    }
+
+    /// All of them as families of metrics: `plugfold_plugin_NAME_total` and `plugfold_plugin_NAME`, by plugin.
+    ///
+    /// # Errors
+    /// A family that cannot be made.
+    pub fn families(&self) -> prometheus::Result<Vec<MetricFamily>> {
+        let registry = Registry::new();
+        let mut counters: BTreeMap<String, CounterVec> = BTreeMap::new();
+        let mut gauges: BTreeMap<String, GaugeVec> = BTreeMap::new();
+        for (plugin, name, figure) in self.all() {
+            match figure {
+                Figure::Counter(value) => {
+                    let family = format!("plugfold_plugin_{name}_total");
+                    if !counters.contains_key(&family) {
+                        let made = CounterVec::new(Opts::new(&family, "Counted by a plugin"), &["plugin"])?;
+                        registry.register(Box::new(made.clone()))?;
+                        counters.insert(family.clone(), made);
+                    }
+                    if let Some(made) = counters.get(&family) {
+                        made.with_label_values(&[&plugin]).inc_by(value);
+                    }
+                }
+                Figure::Gauge(value) => {
+                    let family = format!("plugfold_plugin_{name}");
+                    if !gauges.contains_key(&family) {
+                        let made = GaugeVec::new(Opts::new(&family, "Set by a plugin"), &["plugin"])?;
+                        registry.register(Box::new(made.clone()))?;
+                        gauges.insert(family.clone(), made);
+                    }
+                    if let Some(made) = gauges.get(&family) {
+                        made.with_label_values(&[&plugin]).set(value);
+                    }
+                }
+            }
+        }
+        Ok(registry.gather())
     }
 
     fn change(
@@ -168,6 +207,9 @@ mod tests {
         let all = host.figures.all();
         assert_eq!(all[0], ("0003".into(), "chunks".into(), Figure::Counter(3.0)));
         assert_eq!(all[1], ("0003".into(), "rows".into(), Figure::Gauge(32.0)));
+        let families = host.figures.families().unwrap();
+        let names: Vec<&str> = families.iter().map(MetricFamily::name).collect();
+        assert_eq!(names, ["plugfold_plugin_chunks_total", "plugfold_plugin_rows"]);
         assert!(host.count("rows".into(), 1.0).is_err() && host.gauge("chunks".into(), 1.0).is_err());
         assert!(host.count("chunks".into(), -1.0).is_err() && host.count("x".into(), f64::NAN).is_err());
         assert!(host.count("Not a name".into(), 1.0).is_err() && host.gauge("".into(), 1.0).is_err());
