@@ -8,5 +8,5 @@ pub mod roofline;
 pub mod rows;
 mod simd;
 
-pub use ops::{VERSION, reference};
+pub use ops::{Lists, VERSION, down_tiled, operands, reference, up_tiled};
 pub use par::threads;

@@ -26,6 +26,12 @@ const PANEL_GROUP: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeError(String);
 
+impl ShapeError {
+    pub(super) fn new(text: String) -> Self {
+        Self(text)
+    }
+}
+
 impl std::fmt::Display for ShapeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
@@ -126,8 +132,13 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
+    /// The elements.
+    pub(super) fn data(&self) -> Elements<'a> {
+        self.data
+    }
+
     /// Panels `first .. first + count` as a matrix of their own.
-    fn panels(&self, first: usize, count: usize) -> Self {
+    pub(super) fn panels(&self, first: usize, count: usize) -> Self {
         let size = self.k * PANEL;
         let n = (self.n - first * PANEL).min(count * PANEL);
         Self { n, k: self.k, data: self.data.part(first * size, n.div_ceil(PANEL) * size) }
@@ -235,11 +246,7 @@ pub fn matmul_mapped(
     par::each(pieces, rows * w.n * w.k, |i, mut out| {
         let w = w.panels(i * group, group);
         let bias = bias.map(|bias| &bias[i * group * PANEL..][..w.n]);
-        if rows <= TILE {
-            stream_panels(x, w, map, &mut out);
-        } else {
-            tile_panels(x, w, map, &mut out);
-        }
+        multiply_here(x, w, map, &mut out);
         if let Some(bias) = bias {
             for r in 0..rows {
                 out.row_mut(map.output(r)).iter_mut().zip(bias).for_each(|(o, b)| *o += b);
@@ -248,8 +255,17 @@ pub fn matmul_mapped(
     });
 }
 
+/// The product on this thread: for whoever has spread the work already.
+pub(super) fn multiply_here(x: Rows<'_>, w: PackedMatrix<'_>, map: RowMap<'_>, out: &mut RowsMut<'_>) {
+    if map.len(x.rows()) <= TILE {
+        stream_panels(x, w, map, out);
+    } else {
+        tile_panels(x, w, map, out);
+    }
+}
+
 /// A weight element.
-trait Element: Copy + Sync + 'static {
+pub(super) trait Element: Copy + Sync + 'static {
     fn widen(self) -> f32;
 }
 impl Element for bf16 {
@@ -266,7 +282,7 @@ impl Element for f32 {
 }
 
 #[inline(always)]
-fn widen<W: Element>(w: &[W; PANEL]) -> [f32; PANEL] {
+pub(super) fn widen<W: Element>(w: &[W; PANEL]) -> [f32; PANEL] {
     let mut wide = [0.0; PANEL];
     for c in 0..PANEL {
         wide[c] = w[c].widen();

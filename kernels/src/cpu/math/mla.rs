@@ -23,6 +23,18 @@ impl Shape {
     }
 }
 
+/// Where a head's channels lie in a cache row.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    heads: usize,
+    key: usize,
+    value: usize,
+    /// From a head's key to the next head's; 0 where all heads read the same channels.
+    step: usize,
+    /// From a head's key to its value.
+    gap: usize,
+}
+
 /// The positions that a query sees, ascending. The same positions give the same bits in either form.
 #[derive(Clone, Copy, Debug)]
 pub enum Keys<'a> {
@@ -99,10 +111,10 @@ kernel! {
     /// numerators are added to their sum; each channel of the output is continued by a chain of fused multiply-adds over
     /// the tile's keys in order. At the end it is divided by the sum.
     fn attend[][](
-        q: &'a [f32], kv: Rows<'a>, shape: Shape, keys: Keys<'a>, seen: &'a [usize], scale: f32, out: &'a mut [f32],
+        q: &'a [f32], kv: Rows<'a>, shape: Layout, keys: Keys<'a>, seen: &'a [usize], scale: f32, out: &'a mut [f32],
     ) -> () {
-        let (width, rows, n) = (shape.key + shape.value, seen.len(), keys.len());
-        let heads = kv.cols() / width;
+        let (step, gap, rows, n) = (shape.step, shape.gap, seen.len(), keys.len());
+        let heads = shape.heads;
         let mut scores = vec![[0.0f32; TILE]; heads * rows];
         let mut tops = vec![f32::NEG_INFINITY; heads * rows];
         let mut sums = vec![0.0f32; heads * rows];
@@ -123,7 +135,7 @@ kernel! {
                         let q = &q[at * shape.key..][..shape.key];
                         for j in j..j + KEYS {
                             if j < count && first + j < seen[r] {
-                                let key = &tile[j][h * width..h * width + shape.key];
+                                let key = &tile[j][h * step..h * step + shape.key];
                                 scores[at][j] = dot_inline(q, key) * scale;
                             }
                         }
@@ -155,7 +167,7 @@ kernel! {
                 let mut i = 0;
                 while i < count {
                     let values: [&[f32]; KEYS] =
-                        std::array::from_fn(|j| &tile[i + j][h * width + shape.key..(h + 1) * width]);
+                        std::array::from_fn(|j| &tile[i + j][h * step + gap..h * step + gap + shape.value]);
                     for r in 0..rows {
                         let left = if seen[r] > first + i { seen[r] - first - i } else { 0 };
                         let left = if left < count - i { left } else { count - i };
@@ -218,9 +230,40 @@ pub fn attention<'k>(
     scale: f32,
     out: RowsMut<'_>,
 ) {
+    assert_eq!(kv.cols(), shape.row_len(), "attention: width of a cache row");
+    let Shape { heads, key, value } = shape;
+    let layout = Layout { heads, key, value, step: key + value, gap: key };
+    attention_in(q, kv, layout, keys, scale, out);
+}
+
+/// As [`attention`], where a cache row is one latent that is the key and the value of every head:
+/// `q [R, heads*width]` over `latents [positions, width]` into `out [R, heads*width]`.
+///
+/// # Panics
+/// As [`attention`].
+pub fn latent_attention<'k>(
+    q: Rows<'_>,
+    latents: Rows<'_>,
+    heads: usize,
+    keys: impl Fn(usize) -> Keys<'k> + Sync,
+    scale: f32,
+    out: RowsMut<'_>,
+) {
+    let width = latents.cols();
+    attention_in(q, latents, Layout { heads, key: width, value: width, step: 0, gap: 0 }, keys, scale, out);
+}
+
+fn attention_in<'k>(
+    q: Rows<'_>,
+    kv: Rows<'_>,
+    shape: Layout,
+    keys: impl Fn(usize) -> Keys<'k> + Sync,
+    scale: f32,
+    out: RowsMut<'_>,
+) {
     assert_eq!(
-        (q.cols(), kv.cols(), out.cols()),
-        (shape.heads * shape.key, shape.row_len(), shape.heads * shape.value),
+        (q.cols(), out.cols()),
+        (shape.heads * shape.key, shape.heads * shape.value),
         "attention: widths"
     );
     assert_eq!(q.rows(), out.rows(), "attention: rows of query and output");
@@ -233,7 +276,7 @@ pub fn attention<'k>(
             Keys::Listed(ids) => ids[ids.len() - 1] as usize,
         };
         assert!(last < kv.rows(), "attention: row {r} asks for position {last} of {}", kv.rows());
-        work += keys.len() * shape.row_len();
+        work += keys.len() * shape.heads * (shape.key + shape.value);
     }
     let blocks = blocks(q.rows(), &keys);
     let mut tasks = Vec::new();
@@ -262,10 +305,9 @@ pub fn attention<'k>(
                 packed.extend_from_slice(&q.row(r)[h * shape.key..(h + 1) * shape.key]);
             }
         }
-        let width = shape.key + shape.value;
-        let kv = kv.columns(head * width, heads * width);
+        let kv = if shape.step > 0 { kv.columns(head * shape.step, heads * shape.step) } else { kv };
         let mut sums = vec![0.0f32; heads * block.rows * shape.value];
-        attend(&packed, kv, shape, shared, &seen, scale, &mut sums);
+        attend(&packed, kv, Layout { heads, ..shape }, shared, &seen, scale, &mut sums);
         for (at, sums) in sums.chunks_exact(shape.value).enumerate() {
             let (h, r) = (at / block.rows, at % block.rows);
             out.row_mut(r)[h * shape.value..(h + 1) * shape.value].copy_from_slice(sums);

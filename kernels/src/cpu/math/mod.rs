@@ -8,6 +8,7 @@ pub mod dense;
 pub mod hc;
 pub mod indexer;
 pub mod kda;
+pub mod latent;
 pub mod mla;
 pub mod moe;
 pub mod norm;

@@ -1,6 +1,6 @@
 //! Mixture of experts: routing, the experts' products, and their weighted sum.
 
-use super::dense::{Elements, PackedMatrix, RowMap, ShapeError, matmul_mapped};
+use super::dense::{Elements, PANEL, PackedMatrix, RowMap, ShapeError, matmul_mapped, multiply_here};
 use super::num::sigmoid;
 use super::sample::ordered;
 use crate::cpu::par;
@@ -145,6 +145,57 @@ pub fn experts(
             matmul_mapped(x, w, None, RowMap::Listed { ids, fan }, out.reborrow());
         }
     }
+    Ok(())
+}
+
+/// How [`experts_tiled`] cuts its work. No setting changes a bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiles {
+    /// Panels of 16 outputs a task.
+    pub columns: usize,
+    /// Tiles of 16 rows of an expert that pass over a task's weights at a time.
+    pub members: usize,
+}
+
+/// As [`experts`], with the same bits, in tasks that hold some columns of all experts: the threads meet once a call, not
+/// once an expert, and a task's slice of an expert's weights is read for the first rows and in the cache for the others.
+///
+/// # Errors
+/// As [`experts`], or a tile of no columns or no rows.
+///
+/// # Panics
+/// When the rows of input and output do not fit `order`.
+pub fn experts_tiled(
+    x: Rows<'_>,
+    stack: Elements<'_>,
+    n: usize,
+    (order, starts): (&[i32], &[i32]),
+    fan: usize,
+    tiles: Tiles,
+    out: RowsMut<'_>,
+) -> Result<(), ShapeError> {
+    let Tiles { columns, members } = tiles;
+    if columns == 0 || members == 0 {
+        return Err(ShapeError::new(format!("{columns} tiles of columns, {members} of rows: give 1 or more")));
+    }
+    assert_eq!(out.cols(), n, "tiled experts: width of the output");
+    let count = starts.len().saturating_sub(1);
+    let mut all = Vec::new();
+    for e in 0..count {
+        let ids = &order[starts[e] as usize..starts[e + 1] as usize];
+        if !ids.is_empty() {
+            all.push((PackedMatrix::of_stack(n, x.cols(), count, e, stack)?, ids));
+        }
+    }
+    let work = order.len() * n * x.cols();
+    par::each(out.column_pieces(columns * PANEL), work, |i, mut out| {
+        for (w, ids) in &all {
+            let w = w.panels(i * columns, columns);
+            for ids in ids.chunks(members * 16) {
+                multiply_here(x, w, RowMap::Listed { ids, fan }, &mut out);
+            }
+        }
+    });
     Ok(())
 }
 

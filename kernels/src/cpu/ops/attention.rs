@@ -78,23 +78,46 @@ pub(super) fn dense(o: &Operands<'_>) -> Result<(), OpError> {
     attend(o, |_, position| Ok(Keys::Below(position + 1)))
 }
 
-pub(super) fn sparse(o: &Operands<'_>) -> Result<(), OpError> {
-    let longest = o.size(4, "L")?;
-    let lists = o.input::<i32>(1, "lists", o.rows(), longest)?;
-    let counts = o.input::<i32>(2, "counts", o.rows(), 1)?;
-    attend(o, |row, position| {
-        let count = counts.row(row)[0];
+/// The lists of keys of a call of `mla.sparse`.
+pub struct Lists<'o, 'c> {
+    operands: &'o Operands<'c>,
+    lists: Rows<'c, i32>,
+    counts: Rows<'c, i32>,
+}
+
+impl<'o, 'c> Lists<'o, 'c> {
+    /// Inputs 1 and 2 of a call, whose lists hold at most `longest` keys.
+    ///
+    /// # Errors
+    /// Inputs of another shape.
+    pub fn new(operands: &'o Operands<'c>, longest: usize) -> Result<Self, OpError> {
+        let lists = operands.input::<i32>(1, "lists", operands.rows(), longest)?;
+        let counts = operands.input::<i32>(2, "counts", operands.rows(), 1)?;
+        Ok(Self { operands, lists, counts })
+    }
+
+    /// The keys of a row of the call, which lies at `position`.
+    ///
+    /// # Errors
+    /// A list that does not ascend, is empty, or goes past the row's position.
+    pub fn keys(&self, row: usize, position: usize) -> Result<Keys<'c>, OpError> {
+        let (count, longest) = (self.counts.row(row)[0], self.lists.cols());
         if count < 1 || count as usize > longest {
-            return Err(o.error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
+            return Err(self.operands.error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
         }
-        let list = &lists.row(row)[..count as usize];
+        let list = &self.lists.row(row)[..count as usize];
         let ascending = list.windows(2).all(|w| w[0] < w[1]);
         let (first, last) = (list[0], list[list.len() - 1]);
         if !ascending || first < 0 || last as usize > position {
-            return Err(o.error(&format!(
+            return Err(self.operands.error(&format!(
                 "the keys {first}..={last} of row {row} must ascend from 0 or more to at most its position {position}"
             )));
         }
         Ok(Keys::Listed(list))
-    })
+    }
+}
+
+pub(super) fn sparse(o: &Operands<'_>) -> Result<(), OpError> {
+    let lists = Lists::new(o, o.size(4, "L")?)?;
+    attend(o, |row, position| lists.keys(row, position))
 }

@@ -1,8 +1,9 @@
 //! Mixture of experts: `moe.logits` to `moe.combine`.
 
-use plugfold_abi::OpError;
+use plugfold_abi::{Call, OpError};
 
 use super::operands::Operands;
+use crate::cpu::math::moe::Tiles;
 use crate::cpu::math::{act::swiglu, dense::matmul, moe};
 use crate::cpu::rows::{Rows, RowsMut};
 
@@ -92,12 +93,24 @@ fn sizes(o: &Operands<'_>) -> Result<Sizes, OpError> {
 }
 
 pub(super) fn up(o: &Operands<'_>) -> Result<(), OpError> {
+    up_in(o, None)
+}
+
+/// Runs a call of `moe.up`, its work cut by `tiles`. The bits are the reference's.
+///
+/// # Errors
+/// Operands that are not those of the operation.
+pub fn up_tiled(call: &Call<'_>, tiles: Tiles) -> Result<(), OpError> {
+    up_in(&Operands::new("moe.up", call)?, Some(tiles))
+}
+
+fn up_in(o: &Operands<'_>, tiles: Option<Tiles>) -> Result<(), OpError> {
     let s = sizes(o)?;
     let x = o.input(0, "h", o.rows(), s.hidden)?;
     let (order, starts) = lists(o, s.experts, s.pairs)?;
     let stack = o.stack(0, "experts.gate_up", 2 * s.width, s.hidden, s.experts)?;
     let out = o.output(0, "Z", s.pairs, 2 * s.width)?;
-    stack.multiply(o, x, 2 * s.width, (&order, &starts), s.slots, out)
+    stack.multiply(o, x, 2 * s.width, (&order, &starts), s.slots, tiles, out)
 }
 
 pub(super) fn act(o: &Operands<'_>) -> Result<(), OpError> {
@@ -110,12 +123,24 @@ pub(super) fn act(o: &Operands<'_>) -> Result<(), OpError> {
 }
 
 pub(super) fn down(o: &Operands<'_>) -> Result<(), OpError> {
+    down_in(o, None)
+}
+
+/// Runs a call of `moe.down`, as [`up_tiled`] does one of `moe.up`.
+///
+/// # Errors
+/// As [`up_tiled`].
+pub fn down_tiled(call: &Call<'_>, tiles: Tiles) -> Result<(), OpError> {
+    down_in(&Operands::new("moe.down", call)?, Some(tiles))
+}
+
+fn down_in(o: &Operands<'_>, tiles: Option<Tiles>) -> Result<(), OpError> {
     let s = sizes(o)?;
     let x = o.input(0, "A", s.pairs, s.width)?;
     let (order, starts) = lists(o, s.experts, s.pairs)?;
     let stack = o.stack(0, "experts.down", s.hidden, s.width, s.experts)?;
     let out = o.output(0, "Y", s.pairs, s.hidden)?;
-    stack.multiply(o, x, s.hidden, (&order, &starts), 1, out)
+    stack.multiply(o, x, s.hidden, (&order, &starts), 1, tiles, out)
 }
 
 pub(super) fn combine(o: &Operands<'_>) -> Result<(), OpError> {

@@ -10,7 +10,7 @@ mod experts;
 mod hyper;
 mod index;
 mod kda;
-mod operands;
+pub mod operands;
 mod plain;
 mod sample;
 mod weights;
@@ -23,6 +23,8 @@ use plugfold_abi::{
     ProviderObject, Query, TextBuf, formats,
 };
 
+pub use attention::Lists;
+pub use experts::{down_tiled, up_tiled};
 use operands::Operands;
 
 /// Name of the arithmetic of all reference operations. Which bits it means is said by [`VERSION`].

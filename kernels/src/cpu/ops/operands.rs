@@ -1,4 +1,4 @@
-//! From the views of a call to checked slices.
+//! From the views of a call to checked slices: for the reference and for providers of plugins that run on the CPU.
 
 use std::ops::Range;
 
@@ -15,8 +15,9 @@ use crate::cpu::rows::{Rows, RowsMut};
 /// The only row format of the reference caches.
 pub(super) const CACHE_FORMAT: &str = "f32";
 
-/// Rust types of the element types that the reference reads and writes.
-pub(super) trait Item: Copy {
+/// Rust types of the element types that operands have.
+pub trait Item: Copy {
+    /// The type in views.
     const DTYPE: DType;
 }
 impl Item for f32 {
@@ -37,7 +38,7 @@ impl Item for u8 {
 
 /// The rows of one sequence in a call.
 #[derive(Clone, Debug)]
-pub(super) struct Sequence {
+pub struct Sequence {
     /// Place in the round table.
     pub index: usize,
     /// Its rows, counted from the call's first.
@@ -51,7 +52,7 @@ pub(super) struct Sequence {
 }
 
 /// The operands of one call.
-pub(super) struct Operands<'c> {
+pub struct Operands<'c> {
     /// Operation name.
     pub op: &'static str,
     /// The call.
@@ -64,6 +65,10 @@ fn shape(view: &View) -> String {
 }
 
 impl<'c> Operands<'c> {
+    /// The operands of a call of `op`.
+    ///
+    /// # Errors
+    /// A round table whose lists are of different lengths.
     pub fn new(op: &'static str, call: &'c Call<'c>) -> Result<Self, OpError> {
         let round = call.round;
         let this = Self { op, call, rows: call.rows.within(round.rows()) };
@@ -87,6 +92,7 @@ impl<'c> Operands<'c> {
         OpError::new(format!("{}: {text}", self.op))
     }
 
+    /// The round table.
     pub fn round(&self) -> &'c RoundTable<'c> {
         self.call.round
     }
@@ -107,6 +113,9 @@ impl<'c> Operands<'c> {
     }
 
     /// A size that may not be 0.
+    ///
+    /// # Errors
+    /// It is 0.
     pub fn size(&self, i: usize, name: &str) -> Result<usize, OpError> {
         match self.dim(i) {
             0 => Err(self.error(&format!("size {name} (dims[{i}]) is 0, must be at least 1"))),
@@ -114,6 +123,7 @@ impl<'c> Operands<'c> {
         }
     }
 
+    /// A parameter.
     pub fn param(&self, i: usize) -> f32 {
         self.call.params[i]
     }
@@ -140,6 +150,9 @@ impl<'c> Operands<'c> {
     }
 
     /// Input `i` as `[rows, cols]`.
+    ///
+    /// # Errors
+    /// A view of another shape, type or stride.
     pub fn input<T: Item>(
         &self,
         i: usize,
@@ -154,6 +167,9 @@ impl<'c> Operands<'c> {
     }
 
     /// Output `i` as `[rows, cols]`. To be asked for once a call.
+    ///
+    /// # Errors
+    /// As [`Operands::input`].
     pub fn output<T: Item>(
         &self,
         i: usize,
@@ -209,6 +225,9 @@ impl<'c> Operands<'c> {
     }
 
     /// A `plain.f32` weight of `len` numbers.
+    ///
+    /// # Errors
+    /// Another weight, or none.
     pub fn vector(&self, i: usize, name: &str, len: usize) -> Result<&'c [f32], OpError> {
         let weight = self.weight(i, name)?;
         if weight.format.get_str() != formats::PLAIN_F32 {
@@ -218,6 +237,9 @@ impl<'c> Operands<'c> {
     }
 
     /// The same, if there is one.
+    ///
+    /// # Errors
+    /// Another weight.
     pub fn maybe_vector(&self, i: usize, name: &str, len: usize) -> Result<Option<&'c [f32]>, OpError> {
         if self.call.weights[i].is_some() { self.vector(i, name, len).map(Some) } else { Ok(None) }
     }
@@ -254,7 +276,7 @@ impl<'c> Operands<'c> {
     }
 
     /// `count` matrices `[n, k]`.
-    pub fn stack(
+    pub(super) fn stack(
         &self,
         i: usize,
         name: &str,
@@ -277,7 +299,7 @@ impl<'c> Operands<'c> {
     }
 
     /// A matrix `[n, k]`.
-    pub fn matrix(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Matrix<'c>, OpError> {
+    pub(super) fn matrix(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Matrix<'c>, OpError> {
         match self.stack(i, name, n, k, 1)? {
             Stack::Panels(data) => self.packed(name, n, k, data).map(Matrix::Packed),
             Stack::Segments(segments) => Ok(Matrix::Segments(segments)),
@@ -285,6 +307,9 @@ impl<'c> Operands<'c> {
     }
 
     /// A matrix `[n, k]` that must be one of panels.
+    ///
+    /// # Errors
+    /// Another weight, or none.
     pub fn panels(&self, i: usize, name: &str, n: usize, k: usize) -> Result<PackedMatrix<'c>, OpError> {
         let weight = self.weight(i, name)?;
         self.sizes(weight, name, n, k, 1)?;
@@ -305,7 +330,7 @@ impl<'c> Operands<'c> {
     }
 
     /// A matrix `[n, k]` whose rows are looked up.
-    pub fn table(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Table<'c>, OpError> {
+    pub(super) fn table(&self, i: usize, name: &str, n: usize, k: usize) -> Result<Table<'c>, OpError> {
         let weight = self.weight(i, name)?;
         self.sizes(weight, name, n, k, 1)?;
         match weight.format.get_str() {
@@ -326,6 +351,9 @@ impl<'c> Operands<'c> {
     }
 
     /// The sequences of the call that have rows in it.
+    ///
+    /// # Errors
+    /// A round table whose sequences lie outside of it.
     pub fn sequences(&self) -> Result<Vec<Sequence>, OpError> {
         let round = self.round();
         let mut found = Vec::new();
@@ -353,9 +381,27 @@ impl<'c> Operands<'c> {
         Ok(found)
     }
 
-    /// Cache family `i`, with rows (or records) of `row_len` numbers.
+    /// Cache family `i`, with rows (or records) of `row_len` numbers in the reference's format.
+    ///
+    /// # Errors
+    /// A family of another format, row length or addressing.
     pub fn cache(
         &self,
+        i: usize,
+        name: &'static str,
+        row_len: usize,
+        addressing: Addressing,
+    ) -> Result<Cache<'c>, OpError> {
+        self.cache_in(CACHE_FORMAT, i, name, row_len, addressing)
+    }
+
+    /// As [`Operands::cache`], in a format of a plugin whose rows are `row_len` numbers in f32.
+    ///
+    /// # Errors
+    /// As [`Operands::cache`].
+    pub fn cache_in(
+        &self,
+        format: &str,
         i: usize,
         name: &'static str,
         row_len: usize,
@@ -368,9 +414,9 @@ impl<'c> Operands<'c> {
                 view.addressing, view.base
             )));
         }
-        if view.format.get_str() != CACHE_FORMAT || view.row_bytes != row_len as u64 * 4 {
+        if view.format.get_str() != format || view.row_bytes != row_len as u64 * 4 {
             return Err(self.error(&format!(
-                "cache {name} has rows of {} bytes in format {}, must be {} bytes in format {CACHE_FORMAT}",
+                "cache {name} has rows of {} bytes in format {}, must be {} bytes in format {format}",
                 view.row_bytes,
                 view.format,
                 row_len * 4
@@ -380,6 +426,9 @@ impl<'c> Operands<'c> {
     }
 
     /// A recurrent state: cache family `i` with one record of `len` numbers a slot and parity, in however many rows.
+    ///
+    /// # Errors
+    /// A family of another size or addressing.
     pub fn state(&self, i: usize, name: &'static str, len: usize) -> Result<Cache<'c>, OpError> {
         let rows = self.call.caches[i].rows as usize;
         if rows == 0 || !len.is_multiple_of(rows) {
@@ -397,7 +446,7 @@ impl<'c> Operands<'c> {
 
 /// A checked cache family.
 #[derive(Clone, Copy)]
-pub(super) struct Cache<'c> {
+pub struct Cache<'c> {
     op: &'static str,
     name: &'static str,
     view: &'c CacheView,
@@ -434,6 +483,9 @@ impl<'c> Cache<'c> {
     ///
     /// # Safety
     /// Nothing may write them while the slice lives. (The executor gives a call the records of its sequences.)
+    ///
+    /// # Errors
+    /// Rows outside the family.
     pub unsafe fn read(&self, at: SlotState, row: usize, rows: usize) -> Result<Rows<'c>, OpError> {
         self.check(at, row, rows)?;
         // SAFETY: the range was checked; the rest is the caller's duty.
@@ -445,6 +497,9 @@ impl<'c> Cache<'c> {
     ///
     /// # Safety
     /// Nothing else may read or write them while the slice lives. (The executor gives a call the records of its sequences.)
+    ///
+    /// # Errors
+    /// Rows outside the family.
     pub unsafe fn write(&self, at: SlotState, row: usize, rows: usize) -> Result<RowsMut<'c>, OpError> {
         self.check(at, row, rows)?;
         // SAFETY: the range was checked; the rest is the caller's duty.
@@ -456,6 +511,9 @@ impl<'c> Cache<'c> {
     ///
     /// # Safety
     /// As [`Cache::read`].
+    ///
+    /// # Errors
+    /// A slot outside the family.
     pub unsafe fn record(&self, at: SlotState) -> Result<&'c [f32], OpError> {
         self.check(at, 0, self.rows())?;
         // SAFETY: the range was checked; the rest is the caller's duty.
@@ -466,6 +524,9 @@ impl<'c> Cache<'c> {
     ///
     /// # Safety
     /// As [`Cache::write`].
+    ///
+    /// # Errors
+    /// A slot outside the family.
     pub unsafe fn next_record(&self, at: SlotState) -> Result<&'c mut [f32], OpError> {
         self.check(at, 0, self.rows())?;
         let other = SlotState { slot: at.slot, parity: 1 - at.parity };

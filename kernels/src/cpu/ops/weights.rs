@@ -5,7 +5,7 @@ use plugfold_abi::OpError;
 use super::operands::Operands;
 use crate::cpu::exl3::{EmbeddingView, Segments};
 use crate::cpu::math::dense::{Elements, PackedMatrix, matmul};
-use crate::cpu::math::moe;
+use crate::cpu::math::moe::{self, Tiles};
 use crate::cpu::rows::{Rows, RowsMut};
 
 /// One matrix.
@@ -46,7 +46,7 @@ pub(super) enum Stack<'c> {
 }
 
 impl Stack<'_> {
-    /// Each expert's matrix, with `n` outputs, times its rows.
+    /// Each expert's matrix, with `n` outputs, times its rows. Segments are one set of tasks already: `tiles` cut panels.
     pub fn multiply(
         &self,
         o: &Operands<'_>,
@@ -54,12 +54,15 @@ impl Stack<'_> {
         n: usize,
         (order, starts): (&[i32], &[i32]),
         fan: usize,
+        tiles: Option<Tiles>,
         out: RowsMut<'_>,
     ) -> Result<(), OpError> {
         match self {
-            Stack::Panels(data) => {
-                moe::experts(x, *data, n, order, starts, fan, out).map_err(|e| o.error(&e.to_string()))
+            Stack::Panels(data) => match tiles {
+                Some(tiles) => moe::experts_tiled(x, *data, n, (order, starts), fan, tiles, out),
+                None => moe::experts(x, *data, n, order, starts, fan, out),
             }
+            .map_err(|e| o.error(&e.to_string())),
             Stack::Segments(w) => w.experts(x, order, starts, fan, out).map_err(|e| o.error(&e.to_string())),
         }
     }
