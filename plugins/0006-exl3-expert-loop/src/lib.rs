@@ -137,7 +137,10 @@ mod tests {
     fn claims(provider: Looped, query: &Query<'_>) -> bool {
         match provider.claim(query).unwrap() {
             Claim::Yes(granted) => {
-                assert_eq!((granted.bits, granted.grid, granted.plan[0], granted.plan[1]), (Bits::of("ref"), 1, 2, 4));
+                assert_eq!(
+                    (granted.bits, granted.grid, granted.plan[0], granted.plan[1]),
+                    (Bits::of("ref"), 1, 2, 4)
+                );
                 true
             }
             _ => false,
@@ -179,7 +182,10 @@ mod tests {
             assert!(claims(load, &query(64, formats::PANEL16_BF16, &values(on))));
             assert!(!claims(load, &query(64, formats::PANEL16_BF16, &values(!on))));
         }
-        assert!(!claims(off, &query(64, formats::PANEL16_F32, &[])), "the value at load, where nobody resolved one");
+        assert!(
+            !claims(off, &query(64, formats::PANEL16_F32, &[])),
+            "the value at load, where nobody resolved one"
+        );
         assert!(!claims(UP, &query(64, formats::ROWS_BF16, &[])));
         let other = Query { device_class: Text::from("sm_90"), ..query(64, formats::PANEL16_F32, &[]) };
         assert!(!claims(UP, &other));

@@ -123,7 +123,11 @@ fn a_full_prefill_in_chunks_of_512_leaves_the_reference_s_state() {
         let mut looped = core(Some(tiles));
         assert_eq!(prefill(&mut looped, 0, &prompt, 512), logits, "{tiles:?}");
         assert!(looped.image(0) == want, "{tiles:?}: another state");
-        assert_eq!(looped.tag(&[KnobValue::Bool(true)]).unwrap(), plain.tag(&[]).unwrap(), "no tag of its own");
+        assert_eq!(
+            looped.tag(&[KnobValue::Bool(true)]).unwrap(),
+            plain.tag(&[]).unwrap(),
+            "no tag of its own"
+        );
     }
 }
 

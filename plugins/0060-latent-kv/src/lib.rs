@@ -108,7 +108,10 @@ mod tests {
     #[test]
     fn the_manifest_is_sound_and_knows_two_values_at_start_only() {
         let manifest = plugfold_manifest::Manifest::parse(MANIFEST, "plugin.toml").unwrap();
-        assert_eq!((manifest.label().as_str(), manifest.off_by.as_deref()), ("0060-latent-kv", Some("latent_kv")));
+        assert_eq!(
+            (manifest.label().as_str(), manifest.off_by.as_deref()),
+            ("0060-latent-kv", Some("latent_kv"))
+        );
         let knob = &manifest.knobs[0];
         let unknown = |_: &str| None;
         assert!(knob.check(&KnobValue::text("1"), &unknown).is_ok());

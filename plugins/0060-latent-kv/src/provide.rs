@@ -89,7 +89,9 @@ impl Provider for Latent {
             && rest.iter().all(|c| c.format.is_empty());
         let mine = match self.0 {
             Op::Absorb | Op::Expand => product(query)?,
-            Op::Write | Op::Dense | Op::Sparse => latents && query.weight_formats.iter().all(|f| f.is_empty()),
+            Op::Write | Op::Dense | Op::Sparse => {
+                latents && query.weight_formats.iter().all(|f| f.is_empty())
+            }
         };
         Ok(if mine { Claim::Yes(Granted::plain(Bits::own(self.0.bits()))) } else { Claim::No })
     }
@@ -228,7 +230,10 @@ mod tests {
     fn a_matrix_that_cannot_be_read_is_refused_by_name() {
         for op in [Op::Absorb, Op::Expand] {
             for format in [formats::PANEL16_BF16, formats::PANEL16_F32] {
-                assert_eq!(bits(op, &query(op, format, "", Addressing::State)).as_deref(), Some("latent-fma"));
+                assert_eq!(
+                    bits(op, &query(op, format, "", Addressing::State)).as_deref(),
+                    Some("latent-fma")
+                );
             }
             let told = Latent(op).claim(&query(op, formats::EXL3_SEGMENTS, "", Addressing::State));
             let told = told.unwrap_err().to_string();

@@ -42,14 +42,19 @@ fn core(hooks: Hooks, context: usize) -> Core {
 fn logits_are_those_of_the_oracle_on_one_rank_and_on_two() {
     let goldens = Goldens::tiny();
     for ranks in [1, 2] {
-        on_ranks_with(&options(&tiny_dir(), 1, 64), ranks, |_| with(hooks()), |rank| {
-            for n in [1, 5, 64, 65, 200, 700] {
-                let ids = goldens.ids(&format!("text.{n}.input_ids"));
-                let got = rank.trace(&ids, false).unwrap();
-                let golden = goldens.f32(&format!("text.{n}.logits"));
-                within(&format!("text.{n} on {ranks} ranks"), &got.logits, &golden, 1e-4);
-            }
-        });
+        on_ranks_with(
+            &options(&tiny_dir(), 1, 64),
+            ranks,
+            |_| with(hooks()),
+            |rank| {
+                for n in [1, 5, 64, 65, 200, 700] {
+                    let ids = goldens.ids(&format!("text.{n}.input_ids"));
+                    let got = rank.trace(&ids, false).unwrap();
+                    let golden = goldens.f32(&format!("text.{n}.logits"));
+                    within(&format!("text.{n} on {ranks} ranks"), &got.logits, &golden, 1e-4);
+                }
+            },
+        );
     }
 }
 
@@ -60,13 +65,18 @@ fn logits_of_models_of_other_shapes() {
         let dir = fixtures().join(name);
         let goldens = Goldens::open(&dir.join("goldens.safetensors"));
         for ranks in [1, 2] {
-            on_ranks_with(&options(&dir, 1, 16), ranks, |_| with(hooks()), |rank| {
-                for &n in &lengths {
-                    let got = rank.trace(&goldens.ids(&format!("text.{n}.input_ids")), false).unwrap();
-                    let golden = goldens.f32(&format!("text.{n}.logits"));
-                    within(&format!("{name} text.{n} on {ranks} ranks"), &got.logits, &golden, 1e-4);
-                }
-            });
+            on_ranks_with(
+                &options(&dir, 1, 16),
+                ranks,
+                |_| with(hooks()),
+                |rank| {
+                    for &n in &lengths {
+                        let got = rank.trace(&goldens.ids(&format!("text.{n}.input_ids")), false).unwrap();
+                        let golden = goldens.f32(&format!("text.{n}.logits"));
+                        within(&format!("{name} text.{n} on {ranks} ranks"), &got.logits, &golden, 1e-4);
+                    }
+                },
+            );
         }
     }
 }

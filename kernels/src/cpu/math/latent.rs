@@ -156,11 +156,19 @@ mod tests {
     ];
 
     /// Absorbed attention: everything between query and output rows.
-    fn latent(q: &[f32], w: &[f32], latents: &[f32], shape: Shape, rank: usize, keys: &[Keys<'_>]) -> Vec<f32> {
+    fn latent(
+        q: &[f32],
+        w: &[f32],
+        latents: &[f32],
+        shape: Shape,
+        rank: usize,
+        keys: &[Keys<'_>],
+    ) -> Vec<f32> {
         let packed = pack_f32(w, shape.row_len(), rank);
         let w = PackedMatrix::new(shape.row_len(), rank, Elements::F32(&packed)).unwrap();
         let rows = q.len() / (shape.heads * shape.key);
-        let (mut a, mut u) = (vec![f32::NAN; rows * shape.heads * rank], vec![f32::NAN; rows * shape.heads * rank]);
+        let (mut a, mut u) =
+            (vec![f32::NAN; rows * shape.heads * rank], vec![f32::NAN; rows * shape.heads * rank]);
         let wide = shape.heads * rank;
         absorb(Rows::new(q, shape.heads * shape.key), w, shape, RowsMut::new(&mut a, wide));
         let (q, out) = (Rows::new(&a, wide), RowsMut::new(&mut u, wide));
@@ -178,12 +186,17 @@ mod tests {
             let q = random(1, rows * shape.heads * shape.key);
             let (w, latents) = (random(2, shape.row_len() * rank), random(3, positions * rank));
             let list: Vec<i32> = (0..positions as i32).filter(|t| t % 3 != 1).collect();
-            let keys: Vec<Keys<'_>> =
-                (0..rows).map(|r| if r == 2 { Keys::Listed(&list) } else { Keys::Below(positions - rows + r) }).collect();
+            let keys: Vec<Keys<'_>> = (0..rows)
+                .map(|r| if r == 2 { Keys::Listed(&list) } else { Keys::Below(positions - rows + r) })
+                .collect();
             let got = latent(&q, &w, &latents, shape, rank, &keys);
             let kv: Vec<f32> = (0..positions)
                 .flat_map(|t| (0..shape.row_len()).map(move |n| (t, n)))
-                .map(|(t, n)| (0..rank).map(|j| f64::from(w[n * rank + j]) * f64::from(latents[t * rank + j])).sum::<f64>() as f32)
+                .map(|(t, n)| {
+                    (0..rank)
+                        .map(|j| f64::from(w[n * rank + j]) * f64::from(latents[t * rank + j]))
+                        .sum::<f64>() as f32
+                })
                 .collect();
             let mut want = vec![f32::NAN; got.len()];
             let out = RowsMut::new(&mut want, shape.heads * shape.value);

@@ -176,7 +176,9 @@ pub fn experts_tiled(
 ) -> Result<(), ShapeError> {
     let Tiles { columns, members } = tiles;
     if columns == 0 || members == 0 {
-        return Err(ShapeError::new(format!("{columns} tiles of columns, {members} of rows: give 1 or more")));
+        return Err(ShapeError::new(format!(
+            "{columns} tiles of columns, {members} of rows: give 1 or more"
+        )));
     }
     assert_eq!(out.cols(), n, "tiled experts: width of the output");
     let count = starts.len().saturating_sub(1);

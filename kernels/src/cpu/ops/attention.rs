@@ -103,7 +103,9 @@ impl<'o, 'c> Lists<'o, 'c> {
     pub fn keys(&self, row: usize, position: usize) -> Result<Keys<'c>, OpError> {
         let (count, longest) = (self.counts.row(row)[0], self.lists.cols());
         if count < 1 || count as usize > longest {
-            return Err(self.operands.error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
+            return Err(self
+                .operands
+                .error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
         }
         let list = &self.lists.row(row)[..count as usize];
         let ascending = list.windows(2).all(|w| w[0] < w[1]);
