@@ -8,7 +8,7 @@ pub struct Exchanged {
     pub failed: Vec<usize>,
     /// Per wanted row, all ranks' candidates.
     pub rows: Vec<Vec<(f32, u32)>>,
-    /// Riders' words of all ranks, in rank order.
+    /// Riders' words of all ranks, in rank order; none on one rank, whose own words are all there are.
     pub riders: Vec<u32>,
 }
 
@@ -46,7 +46,7 @@ pub fn exchange(core: &mut Core, forward: &Forward, riders: &[u32]) -> Result<Ex
     let mine = candidates(core, forward, rows);
     let Some(comm) = core.comm().cloned() else {
         let failed = if forward.failure.is_some() { vec![0] } else { Vec::new() };
-        return Ok(Exchanged { failed, rows: mine, riders: riders.to_vec() });
+        return Ok(Exchanged { failed, rows: mine, riders: Vec::new() });
     };
     let ranks = core.split().ranks;
     // Shares of the vocabulary differ by at most one, and with them the number of candidates: all send the widest.

@@ -142,6 +142,10 @@ pub struct Report {
 pub struct Rounds {
     running: Vec<Option<Running>>,
     kept: Vec<Vec<Kept>>,
+    /// Each slot's committed ids and the pending token, where drafts were asked for: what drafters and policies read.
+    texts: Vec<Vec<u32>>,
+    /// This rank's words of riders.
+    words: Vec<u32>,
     drafting: Drafting,
     hooks: Arc<Hooks>,
     observers: Vec<(Hooked<ObserverObject>, u32)>,
@@ -168,6 +172,8 @@ impl Rounds {
         Ok(Self {
             running: (0..slots).map(|_| None).collect(),
             kept: vec![Vec::new(); slots],
+            texts: vec![Vec::new(); slots],
+            words: Vec::new(),
             steps: Steps::new(drafting.shared()),
             drafting,
             hooks,
@@ -267,6 +273,7 @@ impl Rounds {
             knobs: Slice::from(&knobs[..]),
         };
         self.observe(interest::SEQUENCE, |o| o.sequence(slot as u32, &event));
+        self.texts[slot].clear();
         self.running[slot] = Some(Running { admission, knobs, pending: None, generated: 0, closed: false });
         Ok(match self.agree(core, world, "admission")?.into_iter().find(|(s, _)| *s == slot) {
             Some((_, message)) => Outcome::Failed(message),

@@ -9,7 +9,7 @@ use plugfold_kernels::cpu::roofline::{RooflineRow, roofline};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
-use super::{ModelArgs, exl3, model, write_whole};
+use super::{ModelArgs, bench_hooks, exl3, model, write_whole};
 
 /// Measure.
 #[derive(Subcommand)]
@@ -22,6 +22,8 @@ pub enum Bench {
     Prefill(Run),
     /// EXL3 products against what memory and arithmetic allow, and the encoder's speed and error.
     Exl3(exl3::Measure),
+    /// A decode step with a null hook at every point against one with none.
+    Hooks(bench_hooks::HooksArgs),
 }
 
 /// How to measure kernels.
@@ -96,6 +98,7 @@ impl Bench {
             Self::Decode(args) => ("decode", args),
             Self::Prefill(args) => ("prefill", args),
             Self::Exl3(args) => return args.run(),
+            Self::Hooks(args) => return args.run(),
         };
         let decode = kind == "decode";
         if args.runs == 0 {
@@ -149,7 +152,8 @@ impl Bench {
     }
 }
 
-fn save(path: &std::path::Path, report: &Value) -> anyhow::Result<()> {
+/// Writes a report.
+pub fn save(path: &std::path::Path, report: &Value) -> anyhow::Result<()> {
     write_whole(path, |path| Ok(std::fs::write(path, serde_json::to_string_pretty(report)? + "\n")?))
 }
 

@@ -1,6 +1,9 @@
 //! The command line.
 
+mod ab;
 mod bench;
+mod bench_hooks;
+mod compare;
 mod config;
 mod convert;
 mod debug;
@@ -12,6 +15,7 @@ mod model;
 mod plugins;
 mod progress;
 mod quantize;
+mod results;
 mod serve;
 mod setup;
 mod shards;
@@ -59,6 +63,11 @@ enum Command {
     /// Measure.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Measure what plugins gain: a profile with and without them, in pairs.
+    Ab(ab::Ab),
+    /// What was measured.
+    #[command(subcommand)]
+    Results(results::Results),
     /// Show settings with their origins; write profiles from shell files.
     #[command(subcommand)]
     Config(config::Config),
@@ -137,6 +146,10 @@ pub struct ModelArgs {
     #[arg(long = "set", value_name = "OWNER.KEY=VALUE")]
     #[serde(skip)]
     sets: Vec<String>,
+    /// Which half of a comparison this process is: with the further plugins, or without them.
+    #[arg(skip)]
+    #[serde(skip)]
+    side: Option<ab::Side>,
 }
 
 impl ModelArgs {
@@ -167,6 +180,8 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::Tokenize(args) => args.run()?,
         Command::Debug(args) => args.run()?,
         Command::Bench(args) => args.run()?,
+        Command::Ab(args) => return args.run(),
+        Command::Results(args) => args.run()?,
         Command::Config(args) => args.run()?,
         Command::Quantize(args) => args.run()?,
         Command::Convert(args) => args.run()?,

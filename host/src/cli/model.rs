@@ -138,7 +138,7 @@ pub fn engine(setup: &Setup) -> anyhow::Result<(Arc<Engine>, Others)> {
     Ok((Arc::new(engine), others))
 }
 
-/// Options of the engine from the settings.
+/// What every rank is started with.
 pub fn options(settings: &Settings) -> anyhow::Result<Options> {
     let model = settings.model_dir()?;
     if !model.is_dir() {

@@ -12,6 +12,7 @@ use plugfold_manifest::Manifest;
 use serde::{Deserialize, Serialize};
 
 use super::ModelArgs;
+use super::ab::Side;
 use super::model::DEVICE;
 
 /// The profile whose plugins safe mode keeps.
@@ -50,7 +51,20 @@ impl Setup {
             (None, None) => Some("quickstart"),
         };
         let mut sources = Sources::read(&Asked::here(profile, flags, &args.sets))?;
-        let further = args.further.iter().map(|name| Listed { name: name.clone(), place: "--plugin".into() });
+        let mut further: Vec<Listed> =
+            args.further.iter().map(|name| Listed { name: name.clone(), place: "--plugin".into() }).collect();
+        if let Some(side) = args.side {
+            // A comparison is about these plugins whether or not the profile lists them.
+            let meant = |one: &Listed, all: &[Listed]| all.iter().any(|l| same_plugin(&l.name, &one.name));
+            if side == Side::Without {
+                let mut off: Vec<Listed> =
+                    sources.plugins.iter().filter(|l| meant(l, &further)).cloned().collect();
+                off.append(&mut further);
+                sources.leave_out(&off);
+            } else {
+                further.retain(|l| !meant(l, &sources.plugins));
+            }
+        }
         sources.plugins.extend(further);
         let folders: Vec<PathBuf> = args.plugin_path.iter().chain(&sources.plugin_path).cloned().collect();
         if args.safe_mode {

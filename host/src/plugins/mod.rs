@@ -11,6 +11,7 @@ pub mod library;
 pub mod life;
 mod load;
 pub mod new;
+pub mod null;
 pub mod order;
 pub mod probe;
 pub mod sentinel;

@@ -153,8 +153,11 @@ impl Loop {
         }
         let mut all = Vec::new();
         for h in &hooks.stores {
-            let name = h.call(Store::name).map_or_else(|e| e.to_string(), |n| n.to_string());
             let figures = h.call(Store::figures).unwrap_or_default();
+            if figures.is_empty() {
+                continue;
+            }
+            let name = h.call(Store::name).map_or_else(|e| e.to_string(), |n| n.to_string());
             all.extend(figures.iter().map(|f| (name.clone(), f.name.to_string(), f.value)));
         }
         self.stats().stores = all;

@@ -63,7 +63,7 @@ pub(super) struct Candidate<'a> {
     pub sampled: bool,
     pub policy: &'a str,
     pub knobs: &'a Values,
-    pub ids: Vec<u32>,
+    pub ids: &'a [u32],
     pub stop_ids: &'a [u32],
 }
 
@@ -76,7 +76,7 @@ impl<'a> Candidate<'a> {
             sampled: self.sampled,
             policy: Text::from(self.policy),
             knobs: Slice::from(&self.knobs[..]),
-            ids: Slice::from(&self.ids[..]),
+            ids: Slice::from(self.ids),
             shared: shared as u32,
             stop_ids: Slice::from(self.stop_ids),
         }
@@ -255,7 +255,7 @@ impl Drafting {
                 pending: candidates[i].pending,
                 budget: choices[i].budget.min(candidates[i].room as u32),
                 rule: choices[i].rule,
-                ids: Slice::from(&candidates[i].ids[..]),
+                ids: Slice::from(candidates[i].ids),
             };
             let asks: Vec<Ask<'_>> = chosen.iter().map(ask).collect();
             let count = asks.len();

@@ -112,6 +112,14 @@ impl Rounds {
         let idle = self.drafting.is_idle();
         let mut lanes = Vec::new();
         let mut asking = Vec::new();
+        for &slot in slots.iter().filter(|_| !idle) {
+            let pending = self.running[slot].as_ref().and_then(|r| r.pending);
+            let (text, ids) = (&mut self.texts[slot], &core.slot(slot).ids);
+            // A sequence only grows, so what was its text before is the beginning of what it is now.
+            text.truncate(ids.len());
+            text.extend_from_slice(&ids[text.len()..]);
+            text.extend(pending);
+        }
         for &slot in slots {
             let Some(running) = &self.running[slot] else { continue };
             let Some(pending) = running.pending else { continue };
@@ -122,8 +130,6 @@ impl Rounds {
             let room = (window - 1).min(left.saturating_sub(1));
             let room = room.min((core.capacity().tokens - length).saturating_sub(1));
             if !idle && running.admission.draft {
-                let mut ids = core.slot(slot).ids.clone();
-                ids.push(pending);
                 asking.push(Candidate {
                     slot,
                     length,
@@ -132,7 +138,7 @@ impl Rounds {
                     sampled: running.admission.temperature > 0.0,
                     policy: &running.admission.policy,
                     knobs: &running.knobs,
-                    ids,
+                    ids: &self.texts[slot],
                     stop_ids: &running.admission.stop_ids,
                 });
             }
@@ -168,8 +174,8 @@ impl Rounds {
         let admissions = lanes.iter().filter_map(|l| self.running[l.slot].as_ref()).map(|r| &r.admission);
         let candidates = candidates(core, admissions);
         let forward = core.forward(Phase::Window, &rows, Some(candidates), false)?;
-        let words = self.riders_out()?;
-        let mut found = match settle(core, world, &forward, &words)? {
+        self.riders_out()?;
+        let mut found = match settle(core, world, &forward, &self.words)? {
             Ok(exchanged) => {
                 self.riders_in(&exchanged.riders, world.ranks())?;
                 exchanged.rows
@@ -252,27 +258,32 @@ impl Rounds {
         Ok(())
     }
 
-    fn riders_out(&self) -> Result<Vec<u32>, RoundError> {
-        let mut words = Vec::new();
+    /// Fills in this rank's words.
+    fn riders_out(&mut self) -> Result<(), RoundError> {
+        self.words.clear();
         for h in &self.hooks.riders {
-            let at = words.len();
-            words.resize(at + h.call(Rider::words)? as usize, 0);
-            h.call(|r| r.write(SliceMut::from(&mut words[at..])))?;
+            let at = self.words.len();
+            self.words.resize(at + h.call(Rider::words)? as usize, 0);
+            h.call(|r| r.write(SliceMut::from(&mut self.words[at..])))?;
         }
-        Ok(words)
+        Ok(())
     }
 
+    /// Tells riders all ranks' words; one rank's are its own.
     fn riders_in(&self, all: &[u32], ranks: usize) -> Result<(), RoundError> {
+        let all = if ranks == 1 { &self.words } else { all };
         let each = all.len() / ranks.max(1);
         let mut at = 0;
         for h in &self.hooks.riders {
             let n = h.call(Rider::words)? as usize;
-            let mine: Vec<u32> = all
-                .chunks(each.max(1))
-                .take(ranks)
-                .flat_map(|rank| rank[at..at + n].iter().copied())
-                .collect();
-            h.call(|r| r.read(Slice::from(&mine[..])))?;
+            if ranks == 1 {
+                h.call(|r| r.read(Slice::from(&all[at..at + n])))?;
+            } else {
+                let words =
+                    all.chunks(each.max(1)).take(ranks).flat_map(|rank| rank[at..at + n].iter().copied());
+                let mine: Vec<u32> = words.collect();
+                h.call(|r| r.read(Slice::from(&mine[..])))?;
+            }
             at += n;
         }
         Ok(())
