@@ -127,7 +127,7 @@ mod tests {
 
     const UP: Looped = Looped { half: Half::Up, tiles: SETTINGS[3], knob: 1, on: true };
 
-    fn query(rows: u32, format: &'static str, knobs: &[KnobValue]) -> Query<'_> {
+    fn query<'a>(rows: u32, format: &'a str, knobs: &'a [KnobValue]) -> Query<'a> {
         let mut query = Query::of("moe.up", Phase::Prefill);
         (query.rows, query.device_class, query.knobs) = (rows, Text::from("cpu"), Slice::from(knobs));
         query.weight_formats[0] = Text::from(format);

@@ -1,6 +1,6 @@
 //! What each side of a comparison does when asked: requests of one run, measured.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::{BufRead as _, Write as _};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -116,10 +116,10 @@ impl Work {
         };
         let mut words = format!("{prompt}, up to {} new tokens, greedy", self.tokens);
         if self.sessions > 1 {
-            words += &format!(", {} conversations continued by {TURN} tokens", self.sessions);
+            let _ = write!(words, ", {} conversations continued by {TURN} tokens", self.sessions);
         }
         if self.together > 1 {
-            words += &format!(", {} requests at once", self.together);
+            let _ = write!(words, ", {} requests at once", self.together);
         }
         words
     }
@@ -258,7 +258,9 @@ fn run(
         let handles: Vec<Handle> = batch.iter().map(each).collect::<anyhow::Result<_>>()?;
         for (handle, ids) in handles.iter().zip(batch) {
             let (reply, stats) = receive(handle)?;
-            reply.iter().for_each(|id| hash.update(id.to_le_bytes()));
+            for id in &reply {
+                hash.update(id.to_le_bytes());
+            }
             hash.update(u32::MAX.to_le_bytes());
             ran.prompt_tokens += ids.len();
             ran.cached_tokens += stats.cached_tokens;
@@ -273,7 +275,9 @@ fn run(
     }
     ran.wall_s = started.elapsed().as_secs_f64();
     let digest = hash.finalize();
-    ran.hash = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    for byte in &digest[..8] {
+        let _ = write!(ran.hash, "{byte:02x}");
+    }
     Ok(ran)
 }
 

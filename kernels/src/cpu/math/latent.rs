@@ -202,6 +202,7 @@ mod tests {
             let out = RowsMut::new(&mut want, shape.heads * shape.value);
             let q = Rows::new(&q, shape.heads * shape.key);
             attention(q, Rows::new(&kv, shape.row_len()), shape, |r| keys[r], 0.3, out);
+            let want: Vec<f64> = want.into_iter().map(f64::from).collect();
             close(&got, &want, 2e-5, "absorbed against expanded");
         }
     }

@@ -81,7 +81,7 @@ pub(super) fn dense(o: &Operands<'_>) -> Result<(), OpError> {
 /// The lists of keys of a call of `mla.sparse`.
 pub struct Lists<'o, 'c> {
     operands: &'o Operands<'c>,
-    lists: Rows<'c, i32>,
+    keys: Rows<'c, i32>,
     counts: Rows<'c, i32>,
 }
 
@@ -91,9 +91,9 @@ impl<'o, 'c> Lists<'o, 'c> {
     /// # Errors
     /// Inputs of another shape.
     pub fn new(operands: &'o Operands<'c>, longest: usize) -> Result<Self, OpError> {
-        let lists = operands.input::<i32>(1, "lists", operands.rows(), longest)?;
+        let keys = operands.input::<i32>(1, "lists", operands.rows(), longest)?;
         let counts = operands.input::<i32>(2, "counts", operands.rows(), 1)?;
-        Ok(Self { operands, lists, counts })
+        Ok(Self { operands, keys, counts })
     }
 
     /// The keys of a row of the call, which lies at `position`.
@@ -101,13 +101,13 @@ impl<'o, 'c> Lists<'o, 'c> {
     /// # Errors
     /// A list that does not ascend, is empty, or goes past the row's position.
     pub fn keys(&self, row: usize, position: usize) -> Result<Keys<'c>, OpError> {
-        let (count, longest) = (self.counts.row(row)[0], self.lists.cols());
+        let (count, longest) = (self.counts.row(row)[0], self.keys.cols());
         if count < 1 || count as usize > longest {
             return Err(self
                 .operands
                 .error(&format!("row {row} has {count} keys, must have 1 to {longest}")));
         }
-        let list = &self.lists.row(row)[..count as usize];
+        let list = &self.keys.row(row)[..count as usize];
         let ascending = list.windows(2).all(|w| w[0] < w[1]);
         let (first, last) = (list[0], list[list.len() - 1]);
         if !ascending || first < 0 || last as usize > position {
