@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use super::ModelArgs;
 pub use report::Report;
 #[cfg(test)]
-pub(super) use report::tests::report;
+pub(super) use report::tests::of_made_up;
 use work::{Ran, Ready};
 
 /// Which half of a comparison a process is.

@@ -86,13 +86,9 @@ impl HooksArgs {
         let mut rows = Vec::with_capacity(self.pairs);
         for number in 0..=self.pairs {
             let ids = made_up(number, self.prompt, info.vocab_size);
-            // Bare, hooked, bare: the second bare half says what the machine's own noise is. Every other pair backwards.
-            let mut sides = [&bare, &hooked, &bare];
-            if number % 2 == 1 {
-                sides.reverse();
-            }
+            // The second bare part says what the machine's own noise is.
             let mut halves = Vec::with_capacity(3);
-            for engine in sides {
+            for engine in [&bare, &hooked, &bare] {
                 halves.push(step(engine, ids.clone(), self.steps)?);
             }
             if halves.iter().any(|(_, reply)| *reply != halves[0].1) {

@@ -168,7 +168,7 @@ fn table(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::ab::report;
+    use crate::cli::ab::of_made_up;
 
     #[test]
     fn a_row_has_class_gain_and_status() {
@@ -178,11 +178,11 @@ mod tests {
         let none = table(std::slice::from_ref(&manifest), &profiles, &[]);
         assert!(none.contains("| not measured | in prod |"), "{none}");
         let path = PathBuf::from("results/ab/0003/2026-11-30.json");
-        let fine = (path.clone(), report(&["0003"], &[["a", "a"]], true));
+        let fine = (path.clone(), of_made_up(&["0003"], &[["a", "a"]], true));
         let row = table(std::slice::from_ref(&manifest), &BTreeMap::new(), &[fine]);
         assert!(row.contains("](ab/0003/2026-11-30.json): prefill x1.00"), "{row}");
         assert!(row.contains("| on request; replies equal |"), "{row}");
-        let broken = (path, report(&["0003"], &[["a", "b"]], true));
+        let broken = (path, of_made_up(&["0003"], &[["a", "b"]], true));
         assert!(table(&[manifest], &profiles, &[broken]).contains("broken: replies differ"));
     }
 

@@ -188,7 +188,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A report on plugins, of made-up figures.
-    pub(crate) fn report(ids: &[&str], hashes: &[[&str; 2]], equal: bool) -> Report {
+    pub(crate) fn of_made_up(ids: &[&str], hashes: &[[&str; 2]], equal: bool) -> Report {
         let ready = Ready {
             ids: ids.iter().map(ToString::to_string).collect(),
             class: if equal { "same-bits" } else { "new-arithmetic" }.into(),
@@ -217,22 +217,22 @@ pub(crate) mod tests {
 
     #[test]
     fn gains_are_of_pairs_and_replies_are_compared() {
-        let same = report(&["0020"], &[["a", "a"], ["b", "b"]], true);
+        let same = of_made_up(&["0020"], &[["a", "a"], ["b", "b"]], true);
         assert!(
             (same.decode.gain.median - 2.0).abs() < 1e-12 && (same.prefill.gain.median - 1.0).abs() < 1e-12
         );
         assert!(!same.broken());
         assert!(same.gain().contains("decode x2.00 (2.00 to 2.00)"), "{}", same.gain());
-        let differs = report(&["0020"], &[["a", "a"], ["b", "c"]], true);
+        let differs = of_made_up(&["0020"], &[["a", "a"], ["b", "c"]], true);
         assert!(differs.broken());
         assert_eq!(differs.replies(), "replies differ in 1 of 2 pairs, which they must not");
-        assert!(!report(&["0020"], &[["b", "c"]], false).broken(), "a new arithmetic may differ");
+        assert!(!of_made_up(&["0020"], &[["b", "c"]], false).broken(), "a new arithmetic may differ");
     }
 
     #[test]
     fn a_second_comparison_of_a_day_replaces_nothing() {
         let folder = tempfile::tempdir().unwrap_or_else(|e| panic!("{e}"));
-        let one = report(&["base-mtp", "base-auto"], &[["a", "a"]], true);
+        let one = of_made_up(&["base-mtp", "base-auto"], &[["a", "a"]], true);
         let paths = [1, 2].map(|_| one.write(folder.path()).unwrap_or_else(|e| panic!("{e}")));
         assert!(paths[0].ends_with(format!("base-mtp+base-auto/{}.json", one.date)));
         assert!(paths[1].ends_with(format!("{}-02.json", one.date)));
