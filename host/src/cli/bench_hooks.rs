@@ -115,7 +115,15 @@ impl HooksArgs {
         ] {
             println!("{name:<28} {:>10.4} {:>10.4} {:>10.4}", s.low, s.median, s.high);
         }
-        let verdict = if over <= BOUND { "within" } else { "over" };
+        // Two standard errors of a median, from the quartiles: what is nearer to the bound than that decides nothing.
+        let error = 2.0 * 0.93 * (ratio.high - ratio.low) / (self.pairs as f64).sqrt();
+        let verdict = if over + error <= BOUND {
+            "within"
+        } else if over - error > BOUND {
+            "over"
+        } else {
+            "too noisy to decide on"
+        };
         println!(
             "{count} null hooks add {:.2}% to a step of {:.3} ms, {verdict} the bound of {:.0}% ({} pairs of {} steps)",
             over * 100.0,
@@ -130,7 +138,7 @@ impl HooksArgs {
             "bench": "hooks", "model": name, "machine": machine(),
             "threads": rayon::current_num_threads(), "hooks": count, "pairs": self.pairs, "steps": self.steps,
             "prompt_tokens": self.prompt, "none_ms": none, "null_ms": null, "ratio": ratio, "noise": noise,
-            "bound": BOUND, "within": over <= BOUND, "seconds_a_step": rows,
+            "bound": BOUND, "error": error, "verdict": verdict, "seconds_a_step": rows,
         });
         self.json.as_deref().map_or(Ok(()), |path| bench::save(path, &report))
     }
