@@ -95,7 +95,9 @@ fn a_serving_server_goes_on_serving() {
         assert_eq!((status, health["ok"].as_bool()), (200, Some(true)), "{deed}: {health}");
         // The next request has the server that the first had.
         assert_eq!(served.complete().0, status_of(why), "{deed}");
-        assert_eq!(served.health().1["inflight"].as_u64(), Some(0), "{deed}");
+        // A request leaves the count just after its last byte was sent, so a quick reader may still see it.
+        let left = (0..1000).any(|_| served.health().1["inflight"].as_u64() == Some(0));
+        assert!(left, "{deed}: {}", served.health().1);
         replies.push(served.end("-TERM"));
     }
     assert!(replies.iter().all(std::process::ExitStatus::success), "{replies:?}");

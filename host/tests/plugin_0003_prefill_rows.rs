@@ -70,7 +70,7 @@ fn a_request_may_ask_for_what_the_buffers_hold() {
     assert_eq!(status, 200, "{whole}");
     let (status, small) = ask(json!(1));
     assert_eq!((status, &small["choices"][0]["text"]), (200, &whole["choices"][0]["text"]), "{small}");
-    assert_eq!(small["tensorfold"]["knobs"]["prefill_rows"], json!(1), "{small}");
+    assert_eq!(small["tensorfold"]["tf_knobs"]["prefill_rows"], json!(1), "{small}");
     for bad in [json!(0), json!(97), json!("1"), json!(true)] {
         let (status, told) = ask(bad.clone());
         let message = told["error"]["message"].as_str().unwrap_or_default();

