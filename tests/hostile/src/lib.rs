@@ -3,7 +3,7 @@
 //! What it does is `STEP-DEED` or `STEP-DEED@RANK`, from the variable `PLUGFOLD_TEST_HOSTILE` or, from its configuration on,
 //! from its knob `mode`. Steps: `load` (the library's constructor), `root`, `describe`, `configure`, `publish`, `connect`,
 //! `memory`, `prepare`, `check`, `digest`, `calibrate`, `ready`, `call` (its hook), `drop`. Deeds: `panic`, `error`,
-//! `abort`, `exit`, `hang`; of single steps also those that [`Mode::configure`] and [`Hostile`] name.
+//! `abort`, `exit`, `hang`; of single steps also those that `Mode::configure` and `Hostile` name.
 
 use std::sync::OnceLock;
 

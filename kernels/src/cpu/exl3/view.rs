@@ -25,7 +25,7 @@ impl<'a> LayerView<'a> {
     /// Puts a view together.
     ///
     /// # Errors
-    /// As [`Layer::from_planes`].
+    /// As `Layer::from_planes`.
     pub fn new(
         name: &str,
         rate: Rate,
