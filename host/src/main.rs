@@ -8,7 +8,7 @@ fn main() -> ExitCode {
     match cli::run() {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("plugfold: {error:#}");
+            cli::tell(&format_args!("{error:#}"));
             ExitCode::FAILURE
         }
     }

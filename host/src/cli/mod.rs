@@ -20,6 +20,7 @@ mod serve;
 mod setup;
 mod shards;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -206,6 +207,11 @@ fn log(options: &Log) -> anyhow::Result<()> {
         builder.init();
     }
     Ok(())
+}
+
+/// Says a line on standard error, in one write: a process that is killed, or another that shares the terminal, tears no line.
+fn tell(text: &dyn std::fmt::Display) {
+    let _ = std::io::stderr().write_all(format!("plugfold: {text}\n").as_bytes());
 }
 
 /// Writes a file whole or not at all.

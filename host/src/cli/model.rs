@@ -99,7 +99,7 @@ fn load(
     plugins.prepare(&raised(&whole, plugins.hooks())?, free_memory())?;
     if world.is_lead() {
         for note in plugins.notes() {
-            eprintln!("plugfold: {note}");
+            super::tell(&note);
         }
     }
     let core = CoreOptions { hooks: Arc::new(plugins.hooks().clone()), lines: plugins.lines()?, ..core };
@@ -117,7 +117,7 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
     if !setup.chosen.is_empty() {
         let cache = cache_folder()?;
         for running in crashed(&cache) {
-            eprintln!("plugfold: {running}");
+            super::tell(&running);
         }
         let names = setup.chosen.iter().map(|c| c.library.name.clone()).collect();
         sentinel = Some(Sentinel::raise(&cache, names)?);

@@ -74,7 +74,7 @@ impl Setup {
             sources.leave_out(&off);
             let names: Vec<&str> = off.iter().map(|l| l.name.as_str()).collect();
             let names = if names.is_empty() { "any plugins".to_owned() } else { names.join(", ") };
-            eprintln!("plugfold: safe mode: without {names}");
+            super::tell(&format_args!("safe mode: without {names}"));
         }
         let search = Search::new(&folders);
         let chosen = choose(&sources.plugins, &search, DEVICE)?;

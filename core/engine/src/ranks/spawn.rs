@@ -61,11 +61,15 @@ pub fn spawn_local(
     Ok(children)
 }
 
-/// Passes a child's standard error on and keeps its last line.
+/// Passes a child's standard error on in whole lines and keeps its last. What a killed child left unfinished gets its end here,
+/// or the next line of another process would go on in it.
 fn relay(stderr: ChildStderr, last: &Mutex<String>) {
     let mut stderr = BufReader::new(stderr);
     let mut line = Vec::new();
     while matches!(stderr.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut line), Ok(got) if got > 0) {
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
         let _ = std::io::stderr().write_all(&line);
         let text = String::from_utf8_lossy(&line);
         if !text.trim().is_empty() {
