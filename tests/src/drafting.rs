@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plugfold_0020_suffix_drafter::SuffixDrafter;
 use plugfold_abi::boundary::{Offer, Shared};
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::points::{Host, HostObject, Level, Limits, Services, ServicesObject};
+use plugfold_abi::points::{Limits, Services, ServicesObject};
 use plugfold_abi::{Knob, KnobValue, Knobs, List, Maybe, OpError, Slice, Text, TextBuf};
 use plugfold_base_auto::BaseAuto;
 use plugfold_base_mtp::BaseMtp;
@@ -13,32 +13,7 @@ use plugfold_engine::core::CoreOptions;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::knobs::{Effect, Fold, KnobSpec};
 
-/// A host that takes everything and says little.
-struct Quiet;
-
-impl Host for Quiet {
-    fn rank(&self) -> Result<u32, OpError> {
-        Ok(0)
-    }
-    fn ranks(&self) -> Result<u32, OpError> {
-        Ok(1)
-    }
-    fn log(&self, _: Level, _: Text<'_>) -> Result<(), OpError> {
-        Ok(())
-    }
-    fn count(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-        Ok(())
-    }
-    fn gauge(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-        Ok(())
-    }
-    fn cache_folder(&self) -> Result<TextBuf, OpError> {
-        Err(OpError::new("tests have no folder for plugins"))
-    }
-    fn agree(&self, _: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
-        Ok(List::from(vec![mine.to_vec().into()]))
-    }
-}
+use crate::host::Alone;
 
 struct Found(Vec<Shared>);
 
@@ -99,7 +74,7 @@ impl Drafting {
     /// When an offer is of another build.
     pub fn hooks(&self) -> Result<Hooks, OpError> {
         let mut hooks = Hooks::default();
-        let host: &'static HostObject = Box::leak(Box::new(HostObject::new(Quiet)));
+        let host = Alone::default().object();
         let mut plugins: Vec<(&str, Box<dyn Plugin>, Vec<Knob>)> = Vec::new();
         if !self.without_mtp {
             plugins.push(("base-mtp", Box::new(BaseMtp::default()), Vec::new()));

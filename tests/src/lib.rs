@@ -6,6 +6,7 @@ pub mod drafts;
 pub mod goldens;
 pub mod guess;
 pub mod hooks;
+pub mod host;
 pub mod http;
 pub mod model;
 pub mod python;

@@ -57,40 +57,14 @@ plugfold_abi::export!(manifest: MANIFEST, plugin: LatentKv);
 
 #[cfg(test)]
 mod tests {
-    use plugfold_abi::points::{Host, HostObject, Level};
     use plugfold_abi::{Knob, KnobValue, Knobs, Maybe, Slice, Text};
+    use plugfold_tests::host::Alone;
 
     use super::*;
 
-    struct Quiet;
-
-    impl Host for Quiet {
-        fn rank(&self) -> Result<u32, OpError> {
-            Ok(0)
-        }
-        fn ranks(&self) -> Result<u32, OpError> {
-            Ok(1)
-        }
-        fn log(&self, _: Level, _: Text<'_>) -> Result<(), OpError> {
-            Ok(())
-        }
-        fn count(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-            Ok(())
-        }
-        fn gauge(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-            Ok(())
-        }
-        fn cache_folder(&self) -> Result<TextBuf, OpError> {
-            Ok(TextBuf::new())
-        }
-        fn agree(&self, _: Text<'_>, _: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
-            Ok(List::new())
-        }
-    }
-
     fn configured(value: &str) -> Result<Vec<&'static str>, OpError> {
         let all = [Knob { key: "latent_kv".into(), value: KnobValue::text(value), id: Maybe::RNone }];
-        let host: &'static HostObject = Box::leak(Box::new(HostObject::new(Quiet)));
+        let host = Alone::default().object();
         let knobs = Knobs { all: Slice::from(&all[..]) };
         let offers = LatentKv.configure(&Setup { knobs, host, device_class: Text::from("cpu") })?;
         Ok(offers.iter().map(Offer::interface).collect())

@@ -82,40 +82,10 @@ plugfold_abi::export!(manifest: MANIFEST, plugin: SessionCache::default());
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
-    use plugfold_abi::points::HostObject;
     use plugfold_abi::{Knob, KnobValue, Knobs, Maybe, Slice};
+    use plugfold_tests::host::Alone;
 
     use super::*;
-
-    /// A host that keeps what it is told.
-    struct Quiet(Arc<Mutex<Vec<String>>>);
-
-    impl Host for Quiet {
-        fn rank(&self) -> Result<u32, OpError> {
-            Ok(0)
-        }
-        fn ranks(&self) -> Result<u32, OpError> {
-            Ok(1)
-        }
-        fn log(&self, _: Level, message: Text<'_>) -> Result<(), OpError> {
-            self.0.lock().unwrap().push(message.to_string());
-            Ok(())
-        }
-        fn count(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-            Ok(())
-        }
-        fn gauge(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
-            Ok(())
-        }
-        fn cache_folder(&self) -> Result<TextBuf, OpError> {
-            Ok(TextBuf::new())
-        }
-        fn agree(&self, _: Text<'_>, _: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
-            Ok(List::new())
-        }
-    }
 
     /// Interfaces that the plugin offers with these settings, and the log.
     fn configured(
@@ -131,14 +101,14 @@ mod tests {
             knob("fork_min", KnobValue::Int(fork_min)),
             knob("reserve_gib", KnobValue::float(reserve)),
         ];
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let host: &'static HostObject = Box::leak(Box::new(HostObject::new(Quiet(log.clone()))));
+        let alone = Alone::default();
+        let host = alone.object();
         let knobs = Knobs { all: Slice::from(&all[..]) };
         let plugin = SessionCache::default();
         let offers = plugin.configure(&Setup { knobs, host, device_class: Text::from("cpu") })?;
         let services = plugin.publish()?;
         let names = offers.iter().chain(services.iter()).map(Offer::interface).collect();
-        let told = log.lock().unwrap().join("\n");
+        let told = alone.lines().join("\n");
         Ok((names, told))
     }
 
