@@ -6,7 +6,7 @@ use plugfold_0020_suffix_drafter::SuffixDrafter;
 use plugfold_abi::boundary::{Offer, Shared};
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{Limits, Services, ServicesObject};
-use plugfold_abi::{Knob, KnobValue, Knobs, List, Maybe, OpError, Slice, Text, TextBuf};
+use plugfold_abi::{Knob, KnobValue, Knobs, Maybe, OpError, Slice, Text};
 use plugfold_base_auto::BaseAuto;
 use plugfold_base_mtp::BaseMtp;
 use plugfold_engine::core::CoreOptions;

@@ -210,7 +210,7 @@ fn log(options: &Log) -> anyhow::Result<()> {
 }
 
 /// Says a line on standard error, in one write: a process that is killed, or another that shares the terminal, tears no line.
-fn tell(text: &dyn std::fmt::Display) {
+pub fn tell(text: &dyn std::fmt::Display) {
     let _ = std::io::stderr().write_all(format!("plugfold: {text}\n").as_bytes());
 }
 
