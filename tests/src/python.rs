@@ -1,5 +1,6 @@
 //! Client packages of PyPI, for whole-system tests. What is missing fails the test.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,6 +22,9 @@ pub fn python() -> PathBuf {
         let output = output.unwrap_or_else(|e| panic!("{}: {e}", program.display()));
         assert!(output.status.success(), "{}: {output:?}", program.display());
     };
+    // Tests run as processes of their own: one makes it, the others wait.
+    let lock = File::create(home.with_extension("lock")).expect("a lock file in the temporary folder");
+    lock.lock().expect("a lock on a temporary file");
     run(Path::new("python3"), &["-m".as_ref(), "venv".as_ref(), home.as_os_str()]);
     run(
         &home.join("bin/pip"),

@@ -11,12 +11,13 @@ use plugfold_0120_batch_v2::stats::Stats;
 use plugfold_abi::points::{Limits, LimitsLink, LimitsLinkObject, ObserverObject, PlannerObject, SlotMemory};
 use plugfold_abi::{OpError, Phase};
 use plugfold_engine::core::{Core, CoreOptions, SeqRows, Want};
+use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::service::{Event, Finish, Request, Service};
 use plugfold_engine::split::Split;
 
 use support::{
-    SAMPLED, SaveMoment, Seen, States, alone, ask, engine, guesses, ids, options, outcome, request,
+    Gate, SAMPLED, SaveMoment, Seen, States, alone, ask, engine, guesses, ids, options, outcome, request,
 };
 
 const SETTINGS: Settings = Settings { piece: 48, share: 0.5, reserve: 0, admit: 0 };
@@ -28,6 +29,18 @@ fn batch(settings: Settings, rank: usize) -> Hooks {
     hooks.add_object("0120", ObserverObject::new(Stats::new(rank == 0))).unwrap();
     guesses(&mut hooks);
     hooks
+}
+
+/// An engine that waits after so many decoding rounds until the gate is dropped.
+fn gated(slots: usize, ranks: usize, after: u32) -> (Engine, Gate) {
+    let gate = Mutex::new(None);
+    let engine = engine(&options(slots), ranks, |rank| {
+        let mut hooks = batch(SETTINGS, rank);
+        // All ranks have the same hooks; only rank 0 plans, and it is the last to be made.
+        *gate.lock().unwrap() = Some(support::gate(&mut hooks, after));
+        hooks
+    });
+    (engine, gate.into_inner().unwrap().unwrap())
 }
 
 /// Requests whose policies and sampling all differ; every other one is past the dense limit.
@@ -45,9 +58,10 @@ fn mixed(n: usize) -> Vec<Request> {
 #[test]
 fn concurrent_requests_with_mixed_policies_equal_each_alone_and_serial() {
     for (slots, ranks) in [(2, 1), (4, 1), (4, 2)] {
-        let engine = engine(&options(slots), ranks, |rank| batch(SETTINGS, rank));
+        let (engine, gate) = gated(slots, ranks, 0);
         let requests = mixed(slots + 1);
         let handles: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        drop(gate);
         let mut shared = 0;
         for (i, (request, handle)) in requests.iter().zip(&handles).enumerate() {
             let (tokens, stats, _) = outcome(handle).unwrap();
@@ -134,15 +148,19 @@ fn a_prompt_in_pieces_ends_in_the_state_of_one_prefill() {
 fn a_long_prompt_leaves_those_who_decode_a_token_a_piece() {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let settings = Settings { share: 1.0, ..SETTINGS };
+    let gate = Mutex::new(None);
     let engine = engine(&options(2), 1, |rank| {
         let mut hooks = batch(settings, rank);
         *seen.lock().unwrap() = support::watch(&mut hooks);
+        *gate.lock().unwrap() = Some(support::gate(&mut hooks, 2));
         hooks
     });
     let seen = seen.lock().unwrap().clone();
     let decoder = engine.submit(request(ids(1, 20), 400)).unwrap();
     while !matches!(decoder.events.recv().unwrap(), Event::Tokens(_)) {}
-    ask(&engine, request(ids(2, 700), 1));
+    let long = engine.submit(request(ids(2, 700), 1)).unwrap();
+    drop(gate);
+    outcome(&long).unwrap();
     decoder.cancel();
     let rounds = support::rounds(&seen);
     let beside: Vec<_> = rounds.iter().filter(|[_, prefill, ..]| *prefill > 20).collect();
@@ -154,13 +172,14 @@ fn a_long_prompt_leaves_those_who_decode_a_token_a_piece() {
 
 #[test]
 fn a_client_that_leaves_frees_its_slot_and_changes_nothing_for_others() {
-    let engine = engine(&options(2), 1, |rank| batch(SETTINGS, rank));
+    let (engine, gate) = gated(2, 1, 4);
     let stays = Request { policy: "g5".into(), ..request(ids(4, 12).repeat(4), 60) };
     let (kept, gone) =
         (engine.submit(stays.clone()).unwrap(), engine.submit(request(ids(5, 40), 500)).unwrap());
     let third = engine.submit(request(ids(6, 30), 4)).unwrap();
     while !matches!(gone.events.recv().unwrap(), Event::Tokens(_)) {}
     gone.cancel();
+    drop(gate);
     assert_eq!(outcome(&gone).unwrap().2, Finish::Cancelled);
     assert_eq!(outcome(&third).unwrap().0, alone(&request(ids(6, 30), 4)), "it got the slot");
     assert_eq!(outcome(&kept).unwrap().0, alone(&stays));
@@ -169,7 +188,7 @@ fn a_client_that_leaves_frees_its_slot_and_changes_nothing_for_others() {
 #[test]
 fn a_background_request_steps_aside_and_its_caller_gets_each_token_once() {
     for sampling in [Request::default().sampling, SAMPLED] {
-        let engine = engine(&options(1), 1, |rank| batch(SETTINGS, rank));
+        let (engine, gate) = gated(1, 1, 4);
         let slow = Request { background: true, sampling, policy: "g3".into(), ..request(ids(8, 30), 200) };
         let handle = engine.submit(slow.clone()).unwrap();
         let mut tokens = Vec::new();
@@ -179,7 +198,9 @@ fn a_background_request_steps_aside_and_its_caller_gets_each_token_once() {
             }
         }
         let urgent = request(ids(9, 25), 6);
-        assert_eq!(ask(&engine, urgent.clone()).0, alone(&urgent));
+        let handle_of_urgent = engine.submit(urgent.clone()).unwrap();
+        drop(gate);
+        assert_eq!(outcome(&handle_of_urgent).unwrap().0, alone(&urgent));
         assert_eq!(engine.stats().preempted, 1);
         let (rest, stats, _) = outcome(&handle).unwrap();
         tokens.extend(rest);

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
 use plugfold_abi::points::{
@@ -272,4 +273,47 @@ pub fn watch(hooks: &mut Hooks) -> Seen {
     let seen = Seen::default();
     hooks.add_object("watch", ObserverObject::new(Watch(seen.clone()))).unwrap();
     seen
+}
+
+/// Holds the engine before one of its rounds until it is dropped, so that what a test does meanwhile comes in time
+/// however slow the machine is.
+pub struct Gate(Arc<Held>);
+
+#[derive(Default)]
+struct Held {
+    /// Decoding rounds before the one that waits.
+    after: u32,
+    passed: AtomicU32,
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *self.0.open.lock().unwrap() = true;
+        self.0.opened.notify_all();
+    }
+}
+
+struct Hold(Arc<Held>);
+
+impl Observer for Hold {
+    fn interests(&self) -> Result<u32, OpError> {
+        Ok(interest::PLAN)
+    }
+    fn planned(&self, _: u64, _: u32, _: u32, decoding: u32) -> Result<(), OpError> {
+        let passed = self.0.passed.fetch_add(decoding.min(1), Ordering::Relaxed);
+        if passed >= self.0.after {
+            let open = self.0.open.lock().unwrap();
+            drop(self.0.opened.wait_while(open, |open| !*open).unwrap());
+        }
+        Ok(())
+    }
+}
+
+/// A gate before the first round after so many that decode. To be dropped before the engine.
+pub fn gate(hooks: &mut Hooks, after: u32) -> Gate {
+    let held = Arc::new(Held { after, ..Held::default() });
+    hooks.add_object("gate", ObserverObject::new(Hold(held.clone()))).unwrap();
+    Gate(held)
 }
