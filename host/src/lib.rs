@@ -3,6 +3,7 @@
 //! It speaks to an engine through [`plugfold_engine::service::Service`] only, so all of it can be tested with a scripted
 //! one ([`scripted`]).
 
+pub mod chains;
 pub mod config;
 pub mod exact;
 pub mod http;

@@ -1,14 +1,16 @@
 //! The host as a plugin's tests need it.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{Host, HostObject, Level};
 use plugfold_abi::{List, OpError, Slice, Text, TextBuf};
 
-/// A host of one rank that keeps the log and drops figures.
+/// A host of one rank that keeps the log and the counters, and drops gauges.
 #[derive(Clone, Debug, Default)]
 pub struct Alone {
     log: Arc<Mutex<Vec<String>>>,
+    counters: Arc<Mutex<HashMap<String, f64>>>,
 }
 
 impl Alone {
@@ -20,6 +22,12 @@ impl Alone {
     /// The lines of the log.
     pub fn lines(&self) -> Vec<String> {
         self.kept().clone()
+    }
+
+    /// What a counter stands at.
+    pub fn counted(&self, name: &str) -> f64 {
+        let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.get(name).copied().unwrap_or(0.0)
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<String>> {
@@ -38,7 +46,9 @@ impl Host for Alone {
         self.kept().push(message.to_string());
         Ok(())
     }
-    fn count(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {
+    fn count(&self, name: Text<'_>, delta: f64) -> Result<(), OpError> {
+        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        *counters.entry(name.to_string()).or_default() += delta;
         Ok(())
     }
     fn gauge(&self, _: Text<'_>, _: f64) -> Result<(), OpError> {

@@ -11,6 +11,7 @@ use plugfold::scripted::{Gate, Script, ScriptedService, Step};
 use plugfold::text::TextModel;
 use plugfold::text::testing::{text_model, tokenizer};
 use plugfold::vision::Vision;
+use plugfold_engine::hooks::Hooks;
 use plugfold_engine::service::{Request, Service as _};
 use serde_json::{Value, json};
 
@@ -98,7 +99,18 @@ impl TestServer {
     /// # Panics
     /// When it does not start.
     pub fn with_text(settings: HttpSettings, context: usize, slots: usize, text: TextModel) -> Self {
-        Self::build(settings, context, slots, text, None)
+        Self::build(settings, context, slots, text, None, &Hooks::default())
+    }
+
+    /// A server with hooks of plugins.
+    ///
+    /// # Panics
+    /// When it does not start.
+    #[allow(clippy::expect_used)]
+    pub fn hooked(settings: HttpSettings, hooks: &Hooks) -> Self {
+        let template = include_str!("../fixtures/chat/chat_template.jinja");
+        let text = text_model(template).expect("the template fixture parses");
+        Self::build(settings, 4096, 4, text, None, hooks)
     }
 
     /// A server whose model can see.
@@ -109,7 +121,15 @@ impl TestServer {
     pub fn seeing(settings: HttpSettings, context: usize, slots: usize, vision: Vision) -> Self {
         let template = include_str!("../fixtures/chat/chat_template.jinja");
         let text = text_model(template).expect("the template fixture parses");
-        Self::build(settings, context, slots, text, Some(vision))
+        Self::build(settings, context, slots, text, Some(vision), &Hooks::default())
+    }
+
+    /// A server with hooks of plugins, and another tokenizer and template.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn with_hooks_and_text(settings: HttpSettings, hooks: &Hooks, text: TextModel) -> Self {
+        Self::build(settings, 4096, 4, text, None, hooks)
     }
 
     #[allow(clippy::expect_used)]
@@ -119,6 +139,7 @@ impl TestServer {
         slots: usize,
         text: TextModel,
         vision: Option<Vision>,
+        hooks: &Hooks,
     ) -> Self {
         let scripts = Scripts::default();
         let (known, decoder) = (scripts.clone(), tokenizer());
@@ -129,7 +150,8 @@ impl TestServer {
                 seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.clone());
                 known.get(&decoder.decode(&request.ids))
             }));
-        let app = Arc::new(App::new(engine.clone(), Arc::new(text), settings).with_vision(vision));
+        let app = App::new(engine.clone(), Arc::new(text), settings).with_vision(vision);
+        let app = Arc::new(app.with_hooks(hooks).expect("the hooks take the tokenizer"));
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let (tell, told) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {

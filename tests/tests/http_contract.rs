@@ -172,6 +172,8 @@ fn completions_of_text_and_ids() {
 #[test]
 fn tokenize_counts_what_a_completion_has() {
     let server = TestServer::start();
+    let both = server.post("/tokenize", &chat("x", json!({"prompt": "y"})));
+    assert_eq!((both.status, &both.json()["error"]["param"]), (400, &json!("prompt")));
     let messages = json!([{"role": "user", "content": "hello there"}]);
     let counted = server.post("/tokenize", &json!({"messages": messages})).json();
     let used = server.post("/v1/chat/completions", &json!({"messages": messages})).json();

@@ -54,6 +54,16 @@ pub struct HookError {
     pub error: OpError,
 }
 
+/// The request is wrong where the plugin says so; otherwise the engine counts as failed for it. The plugin is named.
+impl From<HookError> for EngineError {
+    fn from(error: HookError) -> Self {
+        match error.error.kind {
+            ErrorKind::Invalid => Self::Invalid(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 /// An offer that this engine cannot use.
 #[derive(Debug, thiserror::Error)]
 pub enum OfferError {

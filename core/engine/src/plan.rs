@@ -1,6 +1,7 @@
 //! What rank 0 tells the others: plans of rounds, and requests for a trace.
 
 use plugfold_abi::KnobValue;
+use plugfold_abi::points::Attachment as Blob;
 use serde::{Deserialize, Serialize};
 
 use crate::service::{Attachment, Sampling, ThinkingBudget};
@@ -41,7 +42,7 @@ pub struct Admission {
     /// Draft policy asked for; empty for the server's own.
     pub policy: String,
     /// Bytes of plugins, by name.
-    pub blobs: Vec<(String, Vec<u8>)>,
+    pub blobs: Vec<Blob>,
     /// Where its prefill begins.
     pub resume: Resume,
     /// Positions at which its prefill leaves snapshots, ascending.

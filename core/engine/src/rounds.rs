@@ -271,6 +271,7 @@ impl Rounds {
             ids,
             resumed: resumed as u32,
             knobs: Slice::from(&knobs[..]),
+            attachments: Slice::from(&admission.blobs[..]),
         };
         self.observe(interest::SEQUENCE, |o| o.sequence(slot as u32, &event));
         self.texts[slot].clear();

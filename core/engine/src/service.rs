@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use plugfold_abi::points::Attachment as Blob;
 use serde::{Deserialize, Serialize};
 
 use crate::knobs::Values;
@@ -75,7 +76,7 @@ pub struct Request {
     /// Yields to other requests.
     pub background: bool,
     /// Bytes of plugins that go to all ranks, by name.
-    pub blobs: Vec<(String, Vec<u8>)>,
+    pub blobs: Vec<Blob>,
     /// Facts of the front end for observers, a JSON object; empty for none.
     pub facts: String,
 }

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use plugfold::chains::Chains;
 use plugfold::reply::stop::StopStrings;
 use plugfold::reply::{ChatParser, Piece, ReplyParser, ReplyReader, Verbatim};
 use plugfold::text::{ChatRequest, TextModel};
@@ -96,6 +97,8 @@ impl Generate {
         let info = engine.info().clone();
         if let Some(text) = &mut text {
             text.add_stop_ids(&info.eos_ids);
+            let ends = Chains::new(others.hooks()).start(&text.tokenizer)?;
+            text.add_stop_ids(&ends);
         }
         let stop_ids = match &text {
             _ if self.ignore_eos => Vec::new(),

@@ -19,6 +19,7 @@ use plugfold_abi::points::Limits;
 use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
+use plugfold_engine::hooks::Hooks;
 use plugfold_engine::rank::{Options, Rank, raised};
 use plugfold_engine::ranks::{Children, Lead, SECRET_ENV, Secret, World, spawn_local};
 use plugfold_manifest::Manifest;
@@ -63,13 +64,15 @@ impl Others {
         self.plugins.figures().clone()
     }
 
+    /// The plugins' hooks.
+    pub fn hooks(&self) -> &Hooks {
+        self.plugins.hooks()
+    }
+
     /// The request knobs, with the limits in force and the plugins' own objections.
     pub fn table(&self, resolved: &Resolved) -> KnobTable {
-        let plugins = self.plugins.clone();
-        resolved.table().with_limits(&self.limits).with_veto(move |knob, value| {
-            let said = plugins.veto(&knob.owner, &knob.schema.key, value);
-            said.unwrap_or_else(|error| Some(error.to_string()))
-        })
+        let defaults = self.plugins.hooks().knobs.defaults.clone();
+        resolved.table().with_defaults(defaults).with_limits(&self.limits).with_owners(self.plugins.clone())
     }
 
     /// Waits for the others to end by themselves. Rank 0 must be gone already.

@@ -94,9 +94,11 @@ impl Serve {
         text.add_stop_ids(&info.eos_ids);
         let http =
             HttpSettings { keys, knobs: Arc::new(others.table(&setup.resolved)), ..settings.http(&folder) };
-        let app = Arc::new(
-            App::new(engine.clone(), Arc::new(text), http).with_vision(vision).with_figures(others.figures()),
-        );
+        let app = App::new(engine.clone(), Arc::new(text), http)
+            .with_vision(vision)
+            .with_figures(others.figures())
+            .with_hooks(others.hooks())?;
+        let app = Arc::new(app);
         others.serving()?;
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",

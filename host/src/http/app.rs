@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use plugfold_engine::hooks::{HookError, Hooks};
 use plugfold_engine::service::Service;
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,7 @@ use super::error::ApiError;
 use super::keys::Keys;
 use super::limits::{Limits, seconds};
 use super::metrics::Metrics;
+use crate::chains::Chains;
 use crate::knobs::KnobTable;
 use crate::plugins::services::Figures;
 use crate::text::TextModel;
@@ -165,6 +167,10 @@ pub struct App {
     pub metrics: Metrics,
     /// What plugins count.
     pub figures: Arc<Figures>,
+    /// Links of plugins around requests.
+    pub chains: Chains,
+    /// Ids that end a reply: the text model's, and those of plugins.
+    pub stop_ids: Vec<u32>,
 }
 
 /// One request inside the server.
@@ -192,6 +198,7 @@ impl App {
     pub fn new(service: Arc<dyn Service>, text: Arc<TextModel>, settings: HttpSettings) -> Self {
         let workers = settings.limits.text_workers.max(1);
         let metrics = Metrics::new(&settings.served_name);
+        let stop_ids = text.stop_ids.clone();
         Self {
             service,
             text,
@@ -206,7 +213,21 @@ impl App {
             rejected: AtomicU64::new(0),
             metrics,
             figures: Arc::default(),
+            chains: Chains::default(),
+            stop_ids,
         }
+    }
+
+    /// Lets requests pass the chains of plugins.
+    ///
+    /// # Errors
+    /// A plugin that cannot work with this tokenizer.
+    pub fn with_hooks(mut self, hooks: &Hooks) -> Result<Self, HookError> {
+        self.chains = Chains::new(hooks);
+        self.stop_ids.extend(self.chains.start(&self.text.tokenizer)?);
+        self.stop_ids.sort_unstable();
+        self.stop_ids.dedup();
+        Ok(self)
     }
 
     /// Shows what plugins count.

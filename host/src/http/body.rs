@@ -93,7 +93,7 @@ pub fn object(bytes: &[u8], limits: &Limits) -> Result<Map<String, Value>, ApiEr
 }
 
 /// Whether brackets outside of strings nest deeper than `most`.
-fn deeper_than(bytes: &[u8], most: usize) -> bool {
+pub(crate) fn deeper_than(bytes: &[u8], most: usize) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
     for byte in bytes {
         match byte {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use plugfold_engine::hooks::HookError;
 use plugfold_engine::service::EngineError;
 use serde_json::{Map, Value, json};
 use tokio::time::{Instant, Sleep};
@@ -26,7 +27,10 @@ use super::shape::messages::Message;
 use super::shape::openai::Completion;
 use super::shape::{self, Shape};
 use super::{messages, responses};
-use crate::reply::{ChatParser, ReplyParser, ReplyReader, Verbatim};
+use crate::chains::ReplyLinks;
+use crate::reply::stop::StopStrings;
+use crate::reply::tools::ToolSpec;
+use crate::reply::{ChatParser, PieceLinks, ReplyParser, ReplyReader, Verbatim};
 
 /// A request whose reply has begun.
 struct Started {
@@ -65,24 +69,55 @@ async fn start(app: &Arc<App>, incoming: Incoming, dialect: Dialect) -> Result<S
         drop(bytes);
         let Translated { body, skipped, echo, seal } = translate(dialect, body)?;
         let kind = if dialect == Dialect::Text { Kind::Text } else { Kind::Chat };
-        let job = request::read(&shared, kind, &body).map_err(|error| in_words_of(dialect, error))?;
+        let job = request::read(&shared, kind, body).map_err(|error| in_words_of(dialect, error))?;
         let shape: Box<dyn Shape> = match dialect {
             Dialect::Chat | Dialect::Text => Box::new(Completion::new(&shared, &job, now())),
             Dialect::Messages => Box::new(Message::new(&shared, &job, now())),
             Dialect::Responses => Box::new(shape::responses::Response::new(&shared, &job, now(), echo, seal)),
         };
-        let Job { request, stops, tools, thinking, stream, .. } = job;
-        let parser: Box<dyn ReplyParser> = match kind {
-            Kind::Chat => Box::new(ChatParser::new(thinking, tools)),
-            Kind::Text => Box::new(Verbatim),
-        };
+        let Job { request, stops, tools, thinking, stream, body, .. } = job;
+        let (reader, replies) = reading(&shared, kind, &body, (stops, tools, thinking), stream)?;
         let prompt = request.ids.len();
         let handle = shared.service.submit(request)?;
-        let updates =
-            Pump::start(&shared, handle, ReplyReader::new(parser, stops), prompt, thinking, connection)?;
+        let updates = Pump::start(&shared, handle, reader, prompt, thinking, connection, replies)?;
         Ok(Started { shape, updates, stream, skipped })
     })
     .await
+}
+
+/// How a reply is read, and the links that see it when it is complete.
+fn reading(
+    app: &Arc<App>,
+    kind: Kind,
+    body: &Arc<Map<String, Value>>,
+    (stops, tools, thinking): (StopStrings, Vec<ToolSpec>, bool),
+    streamed: bool,
+) -> Result<(ReplyReader, Option<ReplyLinks>), ApiError> {
+    let parser = move |tools: Vec<ToolSpec>, patient: bool| -> Box<dyn ReplyParser> {
+        match kind {
+            Kind::Chat if patient => Box::new(ChatParser::new(thinking, tools).patient()),
+            Kind::Chat => Box::new(ChatParser::new(thinking, tools)),
+            Kind::Text => Box::new(Verbatim),
+        }
+    };
+    let links = |app: &App, body: &Map<String, Value>| {
+        let links = app.chains.stream(body, &app.settings.limits)?;
+        Ok::<_, HookError>(links.map(|links| Box::new(links) as Box<dyn PieceLinks>))
+    };
+    let passed = links(app, body)?;
+    let Some(replies) = app.chains.replies() else {
+        return Ok((ReplyReader::new(parser(tools, false), stops).with_links(passed), None));
+    };
+    let again = {
+        let (tools, stops, app, body) = (tools.clone(), stops.clone(), app.clone(), body.clone());
+        move || {
+            let reader = ReplyReader::new(parser(tools.clone(), false), stops.clone());
+            Ok(reader.with_links(links(&app, &body)?))
+        }
+    };
+    let body = body.clone();
+    let replies = ReplyLinks { links: replies, body, streamed, thinking, reader: Box::new(again) };
+    Ok((ReplyReader::new(parser(tools, true), stops).with_links(passed), Some(replies)))
 }
 
 /// A request's body in the words of a chat completion or completion.
@@ -118,7 +153,7 @@ pub async fn count_tokens(app: Arc<App>, incoming: Incoming) -> Response {
         let shared = Arc::clone(&app);
         off_thread(&app, move || {
             let translated = messages::translate(&object(&bytes, &shared.settings.limits)?)?;
-            Ok((request::tokenize(&shared, &translated.body)?.len(), translated.skipped))
+            Ok((request::tokenize(&shared, translated.body)?.len(), translated.skipped))
         })
         .await
     };

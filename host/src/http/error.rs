@@ -1,5 +1,7 @@
 //! Errors in the form that OpenAI clients read.
 
+use std::borrow::Cow;
+
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plugfold_engine::service::EngineError;
@@ -20,7 +22,7 @@ pub struct ApiError {
     /// Names the input, the limit and the mend.
     pub message: String,
     /// Machine-readable reason, where there is one.
-    pub code: Option<&'static str>,
+    pub code: Option<Cow<'static, str>>,
     /// The request field at fault.
     pub param: Option<String>,
 }
@@ -55,8 +57,8 @@ impl ApiError {
 
     /// Adds a machine-readable reason.
     #[must_use]
-    pub fn with_code(mut self, code: &'static str) -> Self {
-        self.code = Some(code);
+    pub fn with_code(mut self, code: impl Into<Cow<'static, str>>) -> Self {
+        self.code = Some(code.into());
         self
     }
 
@@ -78,6 +80,7 @@ impl ApiError {
             401 => "authentication_error",
             404 => "not_found_error",
             413 => "request_too_large",
+            429 => "rate_limit_error",
             503 => "overloaded_error",
             500.. => "api_error",
             _ => "invalid_request_error",
@@ -120,7 +123,10 @@ impl From<EngineError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        Self::invalid(error.to_string())
+        match error {
+            TextError::Hook(error) => error.into(),
+            error => Self::invalid(error.to_string()),
+        }
     }
 }
 

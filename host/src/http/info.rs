@@ -97,7 +97,7 @@ pub async fn tokenize(app: Arc<App>, incoming: Incoming) -> Response {
     let ids = async {
         let bytes = incoming.bytes(&app.settings.limits).await?;
         let shared = Arc::clone(&app);
-        off_thread(&app, move || request::tokenize(&shared, &object(&bytes, &shared.settings.limits)?)).await
+        off_thread(&app, move || request::tokenize(&shared, object(&bytes, &shared.settings.limits)?)).await
     };
     match ids.await {
         Ok(ids) => {

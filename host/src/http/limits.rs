@@ -46,6 +46,8 @@ pub struct Limits {
     pub logit_bias: usize,
     /// Bytes of text that one request may have tokenized (16 MiB).
     pub prompt_bytes: usize,
+    /// Bytes that plugins may attach to a request for all ranks (16 MiB).
+    pub attachment_bytes: usize,
     /// Images of a request, its whole history counted (8).
     pub images: usize,
     /// Encoded bytes of one image (20 MiB).
@@ -78,6 +80,7 @@ impl Default for Limits {
             tools: 1024,
             schema_bytes: 4 << 20,
             messages: 100_000,
+            attachment_bytes: 16 << 20,
             logit_bias: 1024,
             prompt_bytes: 16 << 20,
             images: 8,

@@ -235,6 +235,8 @@ mod tests {
             ids: vec![1; 11],
             reasoning_tokens: 0,
             stats: RequestStats { prefill_s: 0.02, decode_s: 0.2, ..RequestStats::default() },
+            reason: None,
+            fields: serde_json::Map::new(),
         };
         metrics.ended(7, &ending, 0.3);
         metrics.left();

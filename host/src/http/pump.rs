@@ -9,13 +9,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvError, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use plugfold_engine::hooks::HookError;
 use plugfold_engine::logprobs::TokenLogprobs;
 use plugfold_engine::service::{EngineError, Event, Finish, Handle, RequestStats};
+use serde_json::{Map, Value};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
 
 use super::app::{App, Guard};
 use super::limits::seconds;
+use crate::chains::{End, ReplyLinks};
 use crate::reply::{Piece, ReplyReader};
 use crate::text::TextModel;
 
@@ -51,13 +54,7 @@ impl Part {
 
     /// Takes in what came after it.
     pub fn append(&mut self, more: Part) {
-        for piece in more.pieces {
-            match (self.pieces.last_mut(), piece) {
-                (Some(Piece::Content(last)), Piece::Content(text))
-                | (Some(Piece::Reasoning(last)), Piece::Reasoning(text)) => last.push_str(&text),
-                (_, piece) => self.pieces.push(piece),
-            }
-        }
+        join(&mut self.pieces, more.pieces);
         self.told.extend(more.told);
     }
 
@@ -92,6 +89,10 @@ pub struct Ending {
     pub reasoning_tokens: usize,
     /// What it took.
     pub stats: RequestStats,
+    /// The reason that plugins settled on, in `OpenAI`'s words.
+    pub reason: Option<&'static str>,
+    /// Fields that plugins add to the statistics.
+    pub fields: Map<String, Value>,
 }
 
 /// The async end of a running request. Dropping it cancels the run.
@@ -142,6 +143,14 @@ pub struct Pump {
     ids: Vec<u32>,
     thinking: bool,
     reasoning_tokens: usize,
+    /// Links that see the reply when it is complete, and what they will need.
+    replies: Option<ReplyLinks>,
+    /// All bytes of the model, while there are such links.
+    raw: Vec<u8>,
+    /// What went out, while there are such links.
+    sent: Vec<Piece>,
+    /// What waits for such links.
+    rest: Vec<Piece>,
 }
 
 /// The reader is gone or too slow: there is nobody to tell.
@@ -159,6 +168,7 @@ impl Pump {
         prompt: usize,
         thinking: bool,
         drop_connection: Arc<Notify>,
+        replies: Option<ReplyLinks>,
     ) -> Result<Updates, EngineError> {
         let limits = &app.settings.limits;
         let (sender, receiver) = mpsc::channel(limits.stream_events.max(1));
@@ -182,6 +192,10 @@ impl Pump {
             ids: Vec::new(),
             thinking,
             reasoning_tokens: 0,
+            replies,
+            raw: Vec::new(),
+            sent: Vec::new(),
+            rest: Vec::new(),
         };
         std::thread::Builder::new()
             .name("reply".into())
@@ -217,18 +231,37 @@ impl Pump {
                     self.guard.heard(ids.len());
                     let mut part = Part::default();
                     let stopped = self.tokens(&ids, &mut part);
-                    self.offer(part)?;
-                    if stopped {
-                        self.handle.cancel();
-                        let (finish, stats) = self.confirm();
-                        return self.end(finish, stats);
+                    if let Some(error) = self.reader.failure() {
+                        let error = error.clone();
+                        return self.fail(error);
                     }
+                    if !stopped {
+                        self.hand_on(part)?;
+                        continue;
+                    }
+                    if self.replies.is_none() {
+                        self.offer(std::mem::take(&mut part))?;
+                    }
+                    self.handle.cancel();
+                    let (finish, stats) = self.confirm();
+                    return self.close(part, "stop", finish, stats);
                 }
                 Ok(Event::Done { finish, stats }) => {
                     let mut part = Part::default();
-                    self.reader.finish(&mut part.pieces);
-                    self.offer(part)?;
-                    return self.end(finish, stats);
+                    let stopped = self.reader.finish(&mut part.pieces);
+                    if let Some(error) = self.reader.failure() {
+                        let error = error.clone();
+                        return self.fail(error);
+                    }
+                    if finish == Finish::Cancelled {
+                        self.replies = None;
+                    }
+                    let ended = match finish {
+                        _ if stopped => "stop",
+                        Finish::Length => "length",
+                        Finish::Stop | Finish::Cancelled => "token",
+                    };
+                    return self.close(part, ended, finish, stats);
                 }
                 Ok(Event::Error(error)) => return self.last(Update::Failed(error)),
                 Err(RecvTimeoutError::Timeout) => self.offer(Part::default())?,
@@ -252,11 +285,57 @@ impl Pump {
                 self.reasoning_tokens += 1;
                 self.thinking = Some(*id) != self.text.think_close;
             }
-            if self.reader.push(self.text.tokenizer.token_bytes(*id), &mut part.pieces) {
+            let bytes = self.text.tokenizer.token_bytes(*id);
+            if self.replies.is_some() {
+                self.raw.extend_from_slice(bytes);
+            }
+            if self.reader.push(bytes, &mut part.pieces) {
                 return true;
             }
         }
         false
+    }
+
+    /// Hands a part on, or keeps what reply links still may change.
+    fn hand_on(&mut self, mut part: Part) -> Result<(), Gone> {
+        match &self.replies {
+            Some(links) if links.streamed => join(&mut self.sent, part.pieces.clone()),
+            Some(_) => join(&mut self.rest, std::mem::take(&mut part.pieces)),
+            None => {}
+        }
+        self.offer(part)
+    }
+
+    /// The model is done: reply links, the last part, the end.
+    fn close(
+        &mut self,
+        mut part: Part,
+        ended: &str,
+        finish: Finish,
+        stats: RequestStats,
+    ) -> Result<(), Gone> {
+        let mut told = (None, Map::new());
+        if let Some(links) = self.replies.take() {
+            let mut rest = std::mem::take(&mut self.rest);
+            join(&mut rest, part.pieces);
+            let end = End { raw: &self.raw, ended, last: self.ids.last().copied() };
+            match links.finish(&self.sent, rest, end) {
+                Ok(outcome) => {
+                    part.pieces = outcome.pieces;
+                    told = (Some(outcome.reason), outcome.fields);
+                }
+                Err(error) => return self.fail(error),
+            }
+        }
+        self.offer(part)?;
+        self.end(finish, stats, told)
+    }
+
+    /// A link failed, and with it this request.
+    fn fail(&mut self, error: HookError) -> Result<(), Gone> {
+        self.handle.cancel();
+        tracing::warn!("a request failed: {error}");
+        self.last(Update::Failed(error.into()))
     }
 
     /// Waits for the end of a run that was cancelled because a stop string matched.
@@ -297,13 +376,20 @@ impl Pump {
         }
     }
 
-    fn end(&mut self, finish: Finish, stats: RequestStats) -> Result<(), Gone> {
+    fn end(
+        &mut self,
+        finish: Finish,
+        stats: RequestStats,
+        (reason, fields): (Option<&'static str>, Map<String, Value>),
+    ) -> Result<(), Gone> {
         let ending = Ending {
             finish,
             stop: self.reader.stop().map(str::to_owned),
             ids: std::mem::take(&mut self.ids),
             reasoning_tokens: self.reasoning_tokens,
             stats,
+            reason,
+            fields,
         };
         self.counted = true;
         self.app.metrics.ended(self.prompt, &ending, self.begun.elapsed().as_secs_f64());
@@ -330,6 +416,17 @@ impl Pump {
             }
         }
         Ok(())
+    }
+}
+
+/// Appends pieces, text to text.
+fn join(pieces: &mut Vec<Piece>, more: Vec<Piece>) {
+    for piece in more {
+        match (pieces.last_mut(), piece) {
+            (Some(Piece::Content(last)), Piece::Content(text))
+            | (Some(Piece::Reasoning(last)), Piece::Reasoning(text)) => last.push_str(&text),
+            (_, piece) => pieces.push(piece),
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! The checks run in the contract's order, all before the first byte of a reply.
 
+use std::sync::Arc;
+
 use plugfold_engine::knobs::Values;
 use plugfold_engine::logprobs::MAX_TOP;
-use plugfold_engine::service::{Attachment, Request, Sampling, ThinkingBudget};
+use plugfold_engine::service::{Attachment, EngineError, Request, Sampling, ThinkingBudget};
 use serde_json::{Map, Value, json};
 
 use super::app::{App, ClearThinking, DefaultEffort};
@@ -55,6 +57,8 @@ pub struct Job {
     pub vision: Option<(usize, f64)>,
     /// Fields that ask for something this server does not do, named in the reply.
     pub ignored: Vec<&'static str>,
+    /// The body that all this was read from.
+    pub body: Arc<Map<String, Value>>,
 }
 
 /// Output formats that need the grammar feature, which this server does not have.
@@ -71,8 +75,10 @@ const GRAMMAR_FIELDS: [&str; 6] = [
 ///
 /// # Errors
 /// What the client is told: 400 for anything malformed, 503 when the engine has failed.
-pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, ApiError> {
-    let fields = Fields(body);
+pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiError> {
+    let limits = &app.settings.limits;
+    let body = Arc::new(app.chains.rewrite(body, limits)?);
+    let fields = Fields(&body);
     let model = fields.string("model")?;
 
     // 1 and 2: what decides the prompt's shape. 3: everything else of the body.
@@ -93,7 +99,8 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
     };
     let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
     let return_ids = fields.boolean("return_token_ids")?.unwrap_or(false);
-    fields.string("priority").or_else(|error| fields.integer("priority").map(|_| None).map_err(|_| error))?;
+    let priority = fields.string("priority");
+    let priority = priority.or_else(|error| fields.integer("priority").map(|_| None).map_err(|_| error))?;
     let raw = if kind == Kind::Text { prompt_ids(app, fields)? } else { Vec::new() };
     counts(fields)?;
     let logprobs = logprobs(fields, kind)?;
@@ -108,18 +115,22 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         .filter(|name| fields.get(name).is_some_and(|value| value["type"] != "text"))
         .collect();
 
+    app.chains.check(&body, &knobs)?;
+
     // The prompt of a chat is rendered last: it is the dearest step.
     let Choice { offered, specs, parallel } = choice;
-    let (ids, thinking, images) = match kind {
-        Kind::Text => (raw, false, None),
+    let (ids, images) = match kind {
+        Kind::Text => (settled(app, fields, raw, &[], &[])?, None),
         Kind::Chat => {
-            let (prompt, images) = render(app, chat(app, fields, kwargs, effort, offered)?)?;
-            let thinking = app.text.thinking_is_open(&prompt.ids);
-            (prompt.ids, thinking, Some((prompt.images, images)))
+            let (prompt, images) = render(app, fields, chat(app, fields, kwargs, effort, offered)?)?;
+            (prompt.ids, Some((prompt.images, images)))
         }
     };
+    let thinking = kind == Kind::Chat && app.text.thinking_is_open(&ids);
     let max_tokens = context(app, kind, ids.len(), budget)?;
     app.refuse_when_failed()?;
+    app.chains.gate()?;
+    let blobs = app.chains.prepare(&body, &ids, limits)?;
     // The tower is dear: it runs for requests that will be taken.
     let (attachments, vision) = match images {
         Some((at, images)) if !images.is_empty() => attach(app, &at, images)?,
@@ -130,12 +141,14 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         attachments,
         sampling,
         max_tokens,
-        stop_ids: if ignore_eos { Vec::new() } else { app.text.stop_ids.clone() },
+        stop_ids: if ignore_eos { Vec::new() } else { app.stop_ids.clone() },
         draft: policy.drafts(),
         policy: policy.asked.clone(),
         logprobs,
         thinking: thinking_budget.filter(|_| thinking),
         knobs: (!knobs.is_empty()).then(|| knobs.clone()),
+        background: priority == Some("background"),
+        blobs,
         ..Request::default()
     };
     Ok(Job {
@@ -152,6 +165,7 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
         policy,
         ignored,
         vision,
+        body,
     })
 }
 
@@ -159,19 +173,23 @@ pub fn read(app: &App, kind: Kind, body: &Map<String, Value>) -> Result<Job, Api
 ///
 /// # Errors
 /// What the client is told.
-pub fn tokenize(app: &App, body: &Map<String, Value>) -> Result<Vec<u32>, ApiError> {
-    let fields = Fields(body);
+pub fn tokenize(app: &App, body: Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+    let body = app.chains.rewrite(body, &app.settings.limits)?;
+    let fields = Fields(&body);
     if fields.get("messages").is_some() {
+        if fields.get("prompt").is_some() {
+            return Err(ApiError::field("prompt", "cannot be given beside messages: give one of them"));
+        }
         let effort = effort(app, fields)?;
         let choice = tools(app, fields)?;
         messages(app, fields)?;
         let kwargs = fields.object("chat_template_kwargs")?.cloned();
-        return Ok(render(app, chat(app, fields, kwargs, effort, choice.offered)?)?.0.ids);
+        return Ok(render(app, fields, chat(app, fields, kwargs, effort, choice.offered)?)?.0.ids);
     }
     match fields.get("prompt") {
         Some(Value::String(text)) => {
-            size(app, "prompt", text.len())?;
-            Ok(app.text.tokenizer.encode(text)?)
+            let ids = encode(app, fields, text)?;
+            if ids.is_empty() { Ok(ids) } else { settled(app, fields, ids, &[], &[]) }
         }
         Some(_) => Err(ApiError::field("prompt", "must be a string")),
         None => Err(ApiError::invalid("give a prompt or messages to tokenize").with_param("prompt")),
@@ -359,14 +377,31 @@ fn prompt_ids(app: &App, fields: Fields) -> Result<Vec<u32>, ApiError> {
     let vocab = app.service.info().vocab_size;
     let ids = match fields.get("prompt") {
         None => return Err(wrong("is missing: give a string or a list of token ids".into())),
-        Some(Value::String(text)) => {
-            size(app, "prompt", text.len())?;
-            app.text.tokenizer.encode(text)?
-        }
+        Some(Value::String(text)) => encode(app, fields, text)?,
         Some(Value::Array(items)) => ids_of(items, vocab, "prompt")?,
         Some(_) => return Err(wrong("must be a string or a flat list of token ids".into())),
     };
     if ids.is_empty() { Err(wrong("is empty".into())) } else { Ok(ids) }
+}
+
+/// The ids of a raw prompt's text.
+fn encode(app: &App, fields: Fields, text: &str) -> Result<Vec<u32>, ApiError> {
+    size(app, "prompt", text.len())?;
+    let stages = app.chains.stages(fields.0, &app.text.tokenizer, app.settings.limits.prompt_bytes);
+    Ok(app.text.encode_through(text, &stages)?)
+}
+
+/// The ids of a prompt with what plugins make of them. Images have their first rows `at` positions.
+fn settled(
+    app: &App,
+    fields: Fields,
+    ids: Vec<u32>,
+    at: &[usize],
+    images: &[Image],
+) -> Result<Vec<u32>, ApiError> {
+    let row = app.vision.as_ref().map_or(0, |vision| vision.ids[1]);
+    let rows: Vec<_> = at.iter().zip(images).map(|(at, image)| (*at, image.tokens, row)).collect();
+    app.chains.ids(fields.0, ids, app.service.info().vocab_size, &rows)
 }
 
 /// A flat list of ids inside the vocabulary.
@@ -449,7 +484,10 @@ fn thinking_budget(app: &App, fields: Fields) -> Result<Option<ThinkingBudget>, 
 fn knobs(app: &App, fields: Fields) -> Result<Values, ApiError> {
     let table = &app.settings.knobs;
     match fields.object("tf_knobs")? {
-        Some(asked) => table.resolve_request(asked).map_err(|error| ApiError::field("tf_knobs", error)),
+        Some(asked) => table.resolve_request(asked).map_err(|error| match error.failed {
+            true => EngineError::Failed(format!("tf_knobs {error}")).into(),
+            false => ApiError::field("tf_knobs", error),
+        }),
         None => Ok(table.defaults().clone()),
     }
 }
@@ -466,8 +504,14 @@ fn unused(app: &App, fields: Fields) -> Result<(), ApiError> {
 }
 
 /// Renders and encodes a chat; its images stand as rows in the prompt where the model can see.
-fn render(app: &App, mut request: ChatRequest) -> Result<(ChatPrompt, Vec<Image>), ApiError> {
-    let Some(vision) = &app.vision else { return Ok((app.text.encode_chat(request)?, Vec::new())) };
+fn render(app: &App, fields: Fields, mut request: ChatRequest) -> Result<(ChatPrompt, Vec<Image>), ApiError> {
+    let stages = app.chains.stages(fields.0, &app.text.tokenizer, app.settings.limits.prompt_bytes);
+    let done = |request: ChatRequest, images: Vec<Image>| {
+        let mut prompt = app.text.encode_chat_through(request, &stages)?;
+        prompt.ids = settled(app, fields, prompt.ids, &prompt.images, &images)?;
+        Ok((prompt, images))
+    };
+    let Some(vision) = &app.vision else { return done(request, Vec::new()) };
     let mark = app
         .text
         .free_character(request.messages.iter().chain(&request.tools).chain(request.variables.values()))?;
@@ -487,7 +531,7 @@ fn render(app: &App, mut request: ChatRequest) -> Result<(ChatPrompt, Vec<Image>
         let tokens = images.iter().map(|image| image.tokens).collect();
         request.places = Some(Places { mark, tokens, ids: vision.ids });
     }
-    Ok((app.text.encode_chat(request)?, images))
+    done(request, images)
 }
 
 /// Whether a string of a document holds a text.
@@ -524,6 +568,7 @@ fn chat(
     tools: Vec<Value>,
 ) -> Result<ChatRequest, ApiError> {
     let mut variables = kwargs.unwrap_or_default();
+    app.chains.variables(fields.0, &mut variables)?;
     let off = match variables.get("thinking") {
         Some(Value::Bool(thinking)) => Some(*thinking),
         Some(Value::Object(thinking)) => match thinking.get("type").and_then(Value::as_str) {

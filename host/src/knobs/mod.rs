@@ -28,4 +28,4 @@ pub use numbers::Numbers;
 pub use profile::find_profile;
 pub use resolve::{Resolved, Value};
 pub use sources::{Asked, Listed, Origin, Sources};
-pub use table::{KnobError, KnobTable, RequestKnob};
+pub use table::{KnobError, KnobOwners, KnobTable, RequestKnob, own_text};

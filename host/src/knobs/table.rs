@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use plugfold_abi::points::Limits;
-use plugfold_abi::{KnobId, KnobValue};
+use plugfold_abi::{KnobId, KnobValue, OpError};
 use plugfold_engine::knobs::{Effect, Fold, KnobSpec, Knobs};
-use plugfold_manifest::{KnobSchema, Loaded, OwnedKnob, Raw, nearest};
+use plugfold_manifest::{KnobSchema, KnobType, Loaded, OwnedKnob, Raw, nearest};
 use serde_json::{Map, Value as Json, json};
 
 use super::resolve::Value;
@@ -37,24 +37,46 @@ pub struct KnobTable {
     load_only: HashMap<String, String>,
     numbers: Numbers,
     defaults: Arc<[KnobValue]>,
-    veto: Option<Veto>,
+    owners: Option<Owners>,
 }
 
-/// Gives the reason why a knob cannot have a value, where its owner knows one.
+/// What the owners of knobs say of values that the schema allows. An error is the owner's own failure.
+pub trait KnobOwners: Send + Sync {
+    /// The canonical text of a knob that its owner parses itself; `Ok(Err(reason))`: it is none.
+    ///
+    /// # Errors
+    /// The owner failed.
+    fn parse(&self, _knob: &RequestKnob, text: &str) -> Result<Result<String, String>, OpError> {
+        Ok(Ok(text.to_owned()))
+    }
+    /// Why a knob cannot have a value, where its owner knows a reason.
+    ///
+    /// # Errors
+    /// The owner failed.
+    fn veto(&self, knob: &RequestKnob, value: &KnobValue) -> Result<Option<String>, OpError>;
+}
+
 #[derive(Clone)]
-struct Veto(Arc<Reason>);
+struct Owners(Arc<dyn KnobOwners>);
 
-type Reason = dyn Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync;
-
-impl std::fmt::Debug for Veto {
+impl std::fmt::Debug for Owners {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Veto")
+        f.write_str("Owners")
     }
 }
 
-impl PartialEq for Veto {
+impl PartialEq for Owners {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// Owners that only object.
+struct Objections<F>(F);
+
+impl<F: Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync> KnobOwners for Objections<F> {
+    fn veto(&self, knob: &RequestKnob, value: &KnobValue) -> Result<Option<String>, OpError> {
+        Ok((self.0)(knob, value))
     }
 }
 
@@ -66,6 +88,8 @@ pub struct KnobError {
     pub key: String,
     /// Names key, value and reason.
     pub message: String,
+    /// Not the request is at fault, but the owner that was asked about it.
+    pub failed: bool,
 }
 
 impl KnobTable {
@@ -110,10 +134,26 @@ impl KnobTable {
     /// Asks `veto` about every value that a request sets; it may give a reason why the knob cannot have it.
     #[must_use]
     pub fn with_veto(
-        mut self,
+        self,
         veto: impl Fn(&RequestKnob, &KnobValue) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        self.veto = Some(Veto(Arc::new(veto)));
+        self.with_owners(Arc::new(Objections(veto)))
+    }
+
+    /// Asks the owners of knobs about every value that a request sets.
+    #[must_use]
+    pub fn with_owners(mut self, owners: Arc<dyn KnobOwners>) -> Self {
+        self.owners = Some(Owners(owners));
+        self
+    }
+
+    /// Takes the values at load, as the owners of custom knobs have put them.
+    #[must_use]
+    pub fn with_defaults(mut self, defaults: Arc<[KnobValue]>) -> Self {
+        for (knob, value) in self.knobs.iter_mut().zip(defaults.iter()) {
+            knob.default = value.clone();
+        }
+        self.defaults = self.knobs.iter().map(|knob| knob.default.clone()).collect();
         self
     }
 
@@ -168,11 +208,23 @@ impl KnobTable {
         for (key, given) in asked {
             let Some(&index) = self.by_key.get(key) else { return Err(self.unknown(key)) };
             let knob = &self.knobs[index];
-            let wrong =
-                |problem: &str| KnobError { key: key.clone(), message: format!("key {key:?} {problem}") };
-            let value = self.read(knob, given).map_err(|problem| wrong(&problem))?;
-            if let Some(reason) = self.veto.as_ref().and_then(|veto| (veto.0)(knob, &value)) {
-                return Err(wrong(&format!("cannot be {given}: {reason}")));
+            let wrong = |problem: String, failed: bool| KnobError {
+                key: key.clone(),
+                message: format!("key {key:?} {problem}"),
+                failed,
+            };
+            let failed = |error: OpError| wrong(format!("cannot be settled: {error}"), true);
+            let mut value = self.read(knob, given).map_err(|problem| wrong(problem, false))?;
+            if let Some(Owners(owners)) = &self.owners {
+                if let Some(text) = own_text(&knob.schema, &value) {
+                    let form = knob.schema.form.as_deref().unwrap_or("a text");
+                    let text = owners.parse(knob, text).map_err(failed)?;
+                    let wrong = |reason| wrong(format!("is {given}; it must be {form}: {reason}"), false);
+                    value = KnobValue::text(text.map_err(wrong)?);
+                }
+                if let Some(reason) = owners.veto(knob, &value).map_err(failed)? {
+                    return Err(wrong(format!("cannot be {given}: {reason}"), false));
+                }
             }
             values[index] = value;
         }
@@ -231,7 +283,7 @@ impl KnobTable {
                 nearest(&key, list()).map(|name| format!("did you mean {name:?}? ")).unwrap_or_default();
             format!("has the unknown key {key:?}; {near}{valid}")
         };
-        KnobError { key, message }
+        KnobError { key, message, failed: false }
     }
 
     /// Values as a reply shows them: every knob with the value that the request ran with; those without one are left out.
@@ -253,6 +305,17 @@ impl KnobTable {
             shown.insert(knob.key.clone(), value);
         }
         shown
+    }
+}
+
+/// The text of a knob that its owner parses itself; words of the schema mean the same for everybody.
+pub fn own_text<'v>(schema: &KnobSchema, value: &'v KnobValue) -> Option<&'v str> {
+    match value {
+        KnobValue::Text(text) if schema.type_ == KnobType::Custom => {
+            let text = text.as_str();
+            (!text.is_empty() && !schema.words.iter().any(|word| word == text)).then_some(text)
+        }
+        _ => None,
     }
 }
 

@@ -1,15 +1,16 @@
 //! From a list to plugins that serve: chosen, proven, loaded, and taken through their life in step with the other ranks.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::life::{Plugin as _, PluginObject};
 use plugfold_abi::points::{HostObject, Limits, ServicesObject};
-use plugfold_abi::{Knob, KnobValue, OpError, Provider};
+use plugfold_abi::{ErrorKind, Knob, KnobValue, OpError, Provider};
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::ranks::{SettingsDigest, World};
-use plugfold_manifest::{Loaded, Manifest};
+use plugfold_manifest::{KnobType, Loaded, Manifest};
 
 use super::agree::Desk;
 use super::order::{Member, order};
@@ -17,6 +18,7 @@ use super::probe::Probe;
 use super::services::{Figures, HostFor, ServicesOf};
 use super::settle::{Settled, knobs};
 use super::{Library, Listed, PluginError, Search, load};
+use crate::knobs::{KnobOwners, RequestKnob};
 
 /// A plugin of the list with its file. Nothing of it has run.
 #[derive(Clone, Debug)]
@@ -157,11 +159,31 @@ impl Plugins {
     }
 
     fn configure(&mut self, settled: &Settled, device: &str) -> Result<(), PluginError> {
+        let mut values = self.hooks.knobs.defaults.to_vec();
+        // Custom knobs as their owners have put them, for those that extend them: owners come first.
+        let mut put: BTreeMap<String, KnobValue> = BTreeMap::new();
         for (live, rows) in self.live.iter().zip(&settled.rows) {
             let manifest = &live.chosen.library.manifest;
-            load::configure(&live.object, manifest, &knobs(rows), live.host, device, &mut self.hooks)
-                .map_err(|refusal| unusable(&live.chosen, refusal.why))?;
+            let refuse = |refusal: load::Refusal| unusable(&live.chosen, refusal.why);
+            let mut knobs = knobs(rows);
+            for knob in &mut knobs {
+                if let Some(value) = put.get(knob.key.as_str()) {
+                    knob.value = value.clone();
+                }
+            }
+            load::canonical(&live.object, manifest, &mut knobs).map_err(refuse)?;
+            for knob in &knobs {
+                if manifest.knob(&knob.key).is_some_and(|schema| schema.type_ == KnobType::Custom) {
+                    put.insert(format!("{}.{}", manifest.id, knob.key), knob.value.clone());
+                    if let Some(value) = knob.id.into_option().and_then(|id| values.get_mut(id as usize)) {
+                        *value = knob.value.clone();
+                    }
+                }
+            }
+            load::configure(&live.object, manifest, &knobs, live.host, device, &mut self.hooks)
+                .map_err(refuse)?;
         }
+        self.hooks.knobs.defaults = values.into();
         Ok(())
     }
 
@@ -347,26 +369,28 @@ impl Plugins {
     fn owner(&self, id: &str) -> Option<&Live> {
         self.live.iter().find(|live| live.chosen.library.manifest.id == id)
     }
+}
 
-    /// Whether a plugin objects to a request's value of one of its knobs; a text says why.
-    ///
-    /// # Errors
-    /// The plugin failed.
-    pub fn veto(&self, id: &str, key: &str, value: &KnobValue) -> Result<Option<String>, OpError> {
-        let Some(live) = self.owner(id) else { return Ok(None) };
-        Ok(live.object.veto(key.into(), value)?.into_option().map(|why| why.to_string()))
+impl KnobOwners for Plugins {
+    fn veto(&self, knob: &RequestKnob, value: &KnobValue) -> Result<Option<String>, OpError> {
+        let Some(live) = self.owner(&knob.owner) else { return Ok(None) };
+        let said = live.object.veto(knob.schema.key.as_str().into(), value);
+        Ok(said.map_err(|e| named(&knob.owner, &e))?.into_option().map(|why| why.to_string()))
     }
 
-    /// What a plugin makes of the text of a knob that it parses itself.
-    ///
-    /// # Errors
-    /// What is wrong with the text.
-    pub fn parse(&self, id: &str, key: &str, text: &str) -> Result<String, OpError> {
-        match self.owner(id) {
-            Some(live) => live.object.parse(key.into(), text.into()).map(|t| t.to_string()),
-            None => Err(OpError::new(format!("plugin {id} is not loaded"))),
+    fn parse(&self, knob: &RequestKnob, text: &str) -> Result<Result<String, String>, OpError> {
+        let Some(live) = self.owner(&knob.owner) else { return Ok(Ok(text.to_owned())) };
+        match live.object.parse(knob.schema.key.as_str().into(), text.into()) {
+            Ok(text) => Ok(Ok(text.to_string())),
+            Err(e) if e.kind == ErrorKind::Panicked => Err(named(&knob.owner, &e)),
+            Err(e) => Ok(Err(e.to_string())),
         }
     }
+}
+
+/// An error with the plugin's id before it.
+fn named(id: &str, error: &OpError) -> OpError {
+    OpError { message: format!("plugin {id}: {error}").into(), ..error.clone() }
 }
 
 /// Compares plugins, their order, builds and settings over all ranks before any of them runs.

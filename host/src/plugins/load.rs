@@ -9,6 +9,8 @@ use plugfold_abi::{ErrorKind, Knob, KnobValue, Knobs, Slice, Text};
 use plugfold_engine::hooks::Hooks;
 use plugfold_manifest::Manifest;
 
+use crate::knobs::own_text;
+
 /// Why a library is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -82,6 +84,26 @@ pub fn describe(plugin: &PluginObject, note: &str) -> Result<(), Refusal> {
     let differ =
         differ.map_or_else(String::new, |(note, said)| format!(": the file says `{note}`, it says `{said}`"));
     Err(Refusal::broken(format!("its manifest lies{differ}: export the text that describe gives")))
+}
+
+/// Lets a plugin put the knobs that it parses itself into their canonical texts.
+///
+/// # Errors
+/// A text that it does not take, with what it must be; a plugin that panics.
+pub fn canonical(plugin: &PluginObject, manifest: &Manifest, knobs: &mut [Knob]) -> Result<(), Refusal> {
+    for knob in knobs {
+        let Some(schema) = manifest.knob(&knob.key) else { continue };
+        let Some(text) = own_text(schema, &knob.value) else { continue };
+        let parsed = plugin.parse(knob.key.as_str().into(), text.into()).map_err(|e| {
+            let form = schema.form.as_deref().unwrap_or("a text");
+            Refusal {
+                why: format!("its knob {} is {text:?}; it must be {form}: {e}", knob.key),
+                broken: e.kind == ErrorKind::Panicked,
+            }
+        })?;
+        knob.value = KnobValue::Text(parsed);
+    }
+    Ok(())
 }
 
 /// Configures a plugin and takes its hooks.

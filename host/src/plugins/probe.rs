@@ -276,7 +276,7 @@ fn try_one(
         return Ok(Some(refusal.why));
     }
     at("configure")?;
-    let knobs: Vec<Knob> = task
+    let mut knobs: Vec<Knob> = task
         .knobs
         .iter()
         .map(|(key, value, id)| Knob { key: key.as_str().into(), value: value.clone(), id: (*id).into() })
@@ -288,7 +288,8 @@ fn try_one(
         desk: Arc::new(Desk::alone()),
     });
     let mut hooks = Hooks::default();
-    let configured = load::configure(&plugin, &manifest, &knobs, &host, "cpu", &mut hooks);
+    let configured = load::canonical(&plugin, &manifest, &mut knobs)
+        .and_then(|()| load::configure(&plugin, &manifest, &knobs, &host, "cpu", &mut hooks));
     // It may hold the host for ever.
     std::mem::forget(host);
     at("drop")?;

@@ -7,6 +7,8 @@ pub mod reasoning;
 pub mod stop;
 pub mod tools;
 
+use plugfold_engine::hooks::HookError;
+
 use crate::text::Utf8Stream;
 use reasoning::ReasoningSplit;
 use stop::StopStrings;
@@ -31,6 +33,20 @@ pub trait ReplyParser: Send {
     fn finish(&mut self, out: &mut Vec<Piece>);
 }
 
+/// Links of plugins that pieces pass behind the parser and before stop strings.
+pub trait PieceLinks: Send {
+    /// Takes a piece and appends what may go out now. `true`: the reply ends behind that.
+    ///
+    /// # Errors
+    /// A link that fails.
+    fn pass(&mut self, piece: Piece, out: &mut Vec<Piece>) -> Result<bool, HookError>;
+    /// The reply has ended: appends what was held back. `true`: a link ended it at last.
+    ///
+    /// # Errors
+    /// A link that fails.
+    fn finish(&mut self, out: &mut Vec<Piece>) -> Result<bool, HookError>;
+}
+
 /// Text as it is: raw completions.
 pub struct Verbatim;
 
@@ -53,6 +69,13 @@ impl ChatParser {
     pub fn new(thinking: bool, tools: Vec<ToolSpec>) -> Self {
         let tools = (!tools.is_empty()).then(|| ToolCallReader::new(tools));
         Self { reasoning: ReasoningSplit::new(thinking), tools }
+    }
+
+    /// Keeps markup of calls, and all text behind it, to the end of the reply: plugins may read it otherwise.
+    #[must_use]
+    pub fn patient(mut self) -> Self {
+        self.tools = self.tools.map(ToolCallReader::patient);
+        self
     }
 
     fn answer(&mut self, pieces: Vec<Piece>, out: &mut Vec<Piece>) {
@@ -86,17 +109,27 @@ impl ReplyParser for ChatParser {
 pub struct ReplyReader {
     utf8: Utf8Stream,
     parser: Box<dyn ReplyParser>,
+    links: Option<Box<dyn PieceLinks>>,
     stops: StopStrings,
     stopped: bool,
+    failure: Option<HookError>,
 }
 
 impl ReplyReader {
     /// Reads with a parser and ends at the first of the stop strings.
     pub fn new(parser: Box<dyn ReplyParser>, stops: StopStrings) -> Self {
-        Self { utf8: Utf8Stream::default(), parser, stops, stopped: false }
+        Self { utf8: Utf8Stream::default(), parser, links: None, stops, stopped: false, failure: None }
     }
 
-    /// Takes the bytes of one token. `true`: a stop string is complete, the reply ends here and takes nothing more.
+    /// Lets pieces pass these links.
+    #[must_use]
+    pub fn with_links(mut self, links: Option<Box<dyn PieceLinks>>) -> Self {
+        self.links = links;
+        self
+    }
+
+    /// Takes the bytes of one token. `true`: a stop string is complete, or a link ends the reply or failed (see
+    /// [`ReplyReader::failure`]); it takes nothing more.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<Piece>) -> bool {
         if self.stopped {
             return true;
@@ -122,10 +155,23 @@ impl ReplyReader {
             self.parser.push(&text, &mut pieces);
         }
         self.parser.finish(&mut pieces);
-        if !self.visible(pieces, out) {
-            add_content(out, &self.stops.finish());
+        if self.visible(pieces, out) {
+            return true;
         }
-        self.stopped
+        if let Some(links) = &mut self.links {
+            let mut pieces = Vec::new();
+            let done = links.finish(&mut pieces);
+            if self.told(done, pieces, out) {
+                return true;
+            }
+        }
+        add_content(out, &self.stops.finish());
+        false
+    }
+
+    /// What a link failed with; then the request has failed.
+    pub fn failure(&self) -> Option<&HookError> {
+        self.failure.as_ref()
     }
 
     /// The stop string that ended the reply.
@@ -134,6 +180,39 @@ impl ReplyReader {
     }
 
     fn visible(&mut self, pieces: Vec<Piece>, out: &mut Vec<Piece>) -> bool {
+        if self.links.is_none() {
+            return self.searched(pieces, out);
+        }
+        for piece in pieces {
+            let Some(links) = &mut self.links else { break };
+            let mut passed = Vec::new();
+            let done = links.pass(piece, &mut passed);
+            if self.told(done, passed, out) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes what links gave.
+    fn told(&mut self, done: Result<bool, HookError>, passed: Vec<Piece>, out: &mut Vec<Piece>) -> bool {
+        match done {
+            Err(error) => {
+                self.failure = Some(error);
+                self.stopped = true;
+            }
+            Ok(ended) => {
+                if !self.searched(passed, out) && ended {
+                    add_content(out, &self.stops.finish());
+                    self.stopped = true;
+                }
+            }
+        }
+        self.stopped
+    }
+
+    /// Searches visible text for stop strings.
+    fn searched(&mut self, pieces: Vec<Piece>, out: &mut Vec<Piece>) -> bool {
         for piece in pieces {
             match piece {
                 Piece::Content(text) => {
@@ -268,13 +347,13 @@ mod tests {
     fn stop_strings_see_the_answer_only() {
         let text = "END</think>ok<tool_call>bash<arg_key>s</arg_key><arg_value>END</arg_value></tool_call>more END rest";
         let out = read(reader(true, &["END"]), text.as_bytes(), &[]);
-        let arguments = r#"{"s":"END"}"#.to_owned();
+        let (id, arguments) = (String::new(), r#"{"s":"END"}"#.to_owned());
         assert_eq!(
             out,
             [
                 Piece::Reasoning("END".into()),
                 Piece::Content("ok".into()),
-                Piece::Call(ToolCall { name: "bash".into(), arguments }),
+                Piece::Call(ToolCall { id, name: "bash".into(), arguments }),
                 Piece::Content("more ".into()),
             ]
         );

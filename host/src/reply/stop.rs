@@ -6,7 +6,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 ///
 /// Of several the one that ends first counts, of those that end at one place the longest, so that the result does not
 /// depend on how the text was cut.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct StopStrings {
     stops: Vec<String>,
     finder: Option<AhoCorasick>,

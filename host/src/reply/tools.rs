@@ -24,10 +24,18 @@ pub struct ToolSpec {
 /// A call that was read out of a reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
+    /// Its id; empty until the reply is written in the client's dialect, or a plugin sees it.
+    pub id: String,
     /// The tool's name, as the client spells it.
     pub name: String,
     /// A JSON object, as text.
     pub arguments: String,
+}
+
+impl ToolCall {
+    fn new(name: &str, arguments: &Value) -> Self {
+        Self { id: String::new(), name: name.to_owned(), arguments: arguments.to_string() }
+    }
 }
 
 /// Decides which JSON value an argument's text stands for.
@@ -91,6 +99,8 @@ pub struct ToolCallReader {
     held: String,
     /// Bytes of `held`, from an opening tag on, that are known to hold no closing tag.
     scanned: usize,
+    /// Reads blocks when the reply ends only.
+    patient: bool,
 }
 
 impl ToolCallReader {
@@ -102,7 +112,14 @@ impl ToolCallReader {
     /// Reads calls of the given tools.
     pub fn with_typing(tools: Vec<ToolSpec>, typing: Arc<dyn ArgumentTyping>) -> Self {
         let tools = tools.into_iter().map(|tool| (tool.name.to_lowercase(), tool)).collect();
-        Self { tools, typing, held: String::new(), scanned: 0 }
+        Self { tools, typing, held: String::new(), scanned: 0, patient: false }
+    }
+
+    /// Keeps the first block and all text behind it to the end of the reply.
+    #[must_use]
+    pub fn patient(mut self) -> Self {
+        self.patient = true;
+        self
     }
 
     /// The call in the body of one block, if it is one.
@@ -116,7 +133,7 @@ impl ToolCallReader {
 
     fn known(&self, name: &str, arguments: Map<String, Value>) -> Option<ToolCall> {
         let tool = self.tools.get(&name.to_lowercase())?;
-        Some(ToolCall { name: tool.name.clone(), arguments: Value::Object(arguments).to_string() })
+        Some(ToolCall::new(&tool.name, &Value::Object(arguments)))
     }
 
     fn typed(&self, name: &str, pairs: Vec<(String, &str)>) -> Option<ToolCall> {
@@ -126,7 +143,7 @@ impl ToolCallReader {
             let value = self.typing.value(&tool.parameters["properties"][&key], text);
             arguments.insert(key, value);
         }
-        Some(ToolCall { name: tool.name.clone(), arguments: Value::Object(arguments).to_string() })
+        Some(ToolCall::new(&tool.name, &Value::Object(arguments)))
     }
 
     /// `<function=NAME><parameter=KEY>VALUE</parameter></function>`
@@ -198,6 +215,9 @@ impl ReplyParser for ToolCallReader {
                 self.held.drain(..start);
                 self.scanned = 0;
             }
+            if self.patient {
+                return;
+            }
             let from = self.scanned.max(OPEN.len());
             let Some(end) = find_tag(&self.held, CLOSE, from) else {
                 self.scanned = self.held.len().saturating_sub(CLOSE.len() - 1).max(OPEN.len());
@@ -214,6 +234,9 @@ impl ReplyParser for ToolCallReader {
     }
 
     fn finish(&mut self, out: &mut Vec<Piece>) {
+        if std::mem::take(&mut self.patient) {
+            self.push("", out);
+        }
         add_content(out, &std::mem::take(&mut self.held));
         self.scanned = 0;
     }
@@ -252,7 +275,7 @@ mod tests {
     }
 
     fn call(name: &str, arguments: &str) -> Piece {
-        Piece::Call(ToolCall { name: name.into(), arguments: arguments.into() })
+        Piece::Call(ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() })
     }
 
     fn content(text: &str) -> Piece {

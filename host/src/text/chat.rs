@@ -56,6 +56,27 @@ pub struct ChatPrompt {
     pub images: Vec<usize>,
 }
 
+/// What happens to a prompt's text between the template and its ids.
+pub trait Stages {
+    /// Changes the rendered text.
+    ///
+    /// # Errors
+    /// What a stage fails with.
+    fn text(&self, text: String) -> Result<String, TextError> {
+        Ok(text)
+    }
+    /// Encodes a text in the place of the tokenizer, to the ids that this gives.
+    ///
+    /// # Errors
+    /// What a stage fails with.
+    fn encode(&self, _text: &str, _guard: Option<char>) -> Result<Option<Vec<u32>>, TextError> {
+        Ok(None)
+    }
+}
+
+/// Nothing.
+impl Stages for () {}
+
 /// What the template puts at the head of a prompt when no effort is named, and what thinking-off prompts leave out.
 const MAX_EFFORT: &str = "<|system|>Reasoning Effort: Max";
 /// How a prompt ends that waits for a reply with reasoning.
@@ -67,6 +88,26 @@ impl TextModel {
     /// # Errors
     /// When the model has no template, the messages are malformed, or the template refuses.
     pub fn encode_chat(&self, request: ChatRequest) -> Result<ChatPrompt, TextError> {
+        self.encode_chat_through(request, &())
+    }
+
+    /// Encodes a text in which control tokens count.
+    ///
+    /// # Errors
+    /// When the tokenizer or a stage fails.
+    pub fn encode_through(&self, text: &str, stages: &dyn Stages) -> Result<Vec<u32>, TextError> {
+        stages.encode(text, None)?.map_or_else(|| self.tokenizer.encode(text), Ok)
+    }
+
+    /// As [`TextModel::encode_chat`], with stages between.
+    ///
+    /// # Errors
+    /// As [`TextModel::encode_chat`], and what a stage fails with.
+    pub fn encode_chat_through(
+        &self,
+        request: ChatRequest,
+        stages: &dyn Stages,
+    ) -> Result<ChatPrompt, TextError> {
         let Some(template) = &self.template else {
             return Err(TextError::Messages(
                 "this model has no chat template; send a prompt to /v1/completions instead".into(),
@@ -97,9 +138,11 @@ impl TextModel {
         if !request.thinking {
             text = thinking_off(&text);
         }
-        let encode = |text: &str| match guard {
-            Some(guard) => self.tokenizer.encode_guarded(text, guard),
-            None => self.tokenizer.encode(text),
+        text = stages.text(text)?;
+        let encode = |text: &str| match (stages.encode(text, guard)?, guard) {
+            (Some(ids), _) => Ok(ids),
+            (None, Some(guard)) => self.tokenizer.encode_guarded(text, guard),
+            (None, None) => self.tokenizer.encode(text),
         };
         let Some(places) = request.places else {
             return Ok(ChatPrompt { ids: encode(&text)?, text: without(text), images: Vec::new() });

@@ -10,6 +10,8 @@ pub mod tokenizer;
 
 use std::path::Path;
 
+use plugfold_engine::service::EngineError;
+
 pub use chat::{ChatPrompt, ChatRequest};
 pub use detok::Utf8Stream;
 pub use template::ChatTemplate;
@@ -33,6 +35,9 @@ pub enum TextError {
     /// The tokenizer failed.
     #[error("the text cannot be tokenized: {0}")]
     Encode(String),
+    /// A plugin failed.
+    #[error("{0}")]
+    Hook(EngineError),
 }
 
 /// Tokenizer, chat template and the ids that have a meaning, of one checkpoint.
@@ -49,8 +54,8 @@ pub struct TextModel {
     pub think_close: Option<u32>,
 }
 
-/// Tokens that end a reply: end of text, and every token that hands the turn to somebody else.
-const STOPS: [&str; 4] = ["<|endoftext|>", "<|user|>", "<|observation|>", "<|assistant|>"];
+/// Tokens that end a reply: end of text, and the tokens that hand the turn to somebody else.
+const STOPS: [&str; 3] = ["<|endoftext|>", "<|user|>", "<|observation|>"];
 
 impl TextModel {
     /// Loads `tokenizer.json` and, if there is one, the chat template of a model folder.

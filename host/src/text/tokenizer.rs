@@ -24,6 +24,8 @@ pub struct ControlToken {
     lstrip: bool,
     /// White space after it belongs to it.
     rstrip: bool,
+    /// It is found as it is, whatever stands around it.
+    pub verbatim: bool,
 }
 
 /// Markup that reply parsers read: kept in decoded text even where `tokenizer.json` marks it special.
@@ -50,6 +52,7 @@ pub struct Tokenizer {
     by_text: HashMap<String, u32>,
     finder: AhoCorasick,
     bytes: TokenBytes,
+    uncut: String,
 }
 
 impl Tokenizer {
@@ -100,8 +103,10 @@ impl Tokenizer {
                 special: flag("special") && !MARKUP.contains(&text),
                 lstrip: flag("lstrip"),
                 rstrip: flag("rstrip"),
+                verbatim: !["lstrip", "rstrip", "single_word", "normalized"].into_iter().any(flag),
             });
         }
+        let uncut = uncut(&document);
         // Without its control tokens, in the added list and in the vocabulary, no text can encode to one.
         document["added_tokens"] = Value::Array(Vec::new());
         document["post_processor"] = Value::Null;
@@ -118,7 +123,7 @@ impl Tokenizer {
             .map_err(|e| load(format!("the control tokens cannot be searched for: {e}")))?;
         let bytes = TokenBytes::build(&full, &controls);
         let by_text = controls.iter().map(|c| (c.text.clone(), c.id)).collect();
-        Ok(Self { full, plain, controls, by_text, finder, bytes })
+        Ok(Self { full, plain, controls, by_text, finder, bytes, uncut })
     }
 
     /// The id of a control token, by its text.
@@ -227,6 +232,11 @@ impl Tokenizer {
         beginnings.filter(|b| text.ends_with(b)).map(|b| text.len() - b.len()).min()
     }
 
+    /// Why the parts of a text that is cut behind control tokens may have other ids than the whole; empty when they have not.
+    pub fn uncut(&self) -> &str {
+        &self.uncut
+    }
+
     /// The bytes a token stands for; empty for special tokens and for ids that have no token.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.bytes.get(id)
@@ -249,6 +259,24 @@ fn first_len(text: &str) -> usize {
 fn encode_with(tokenizer: &tokenizers::Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
     let encoding = tokenizer.encode_fast(text, false).map_err(|e| TextError::Encode(e.to_string()))?;
     Ok(encoding.get_ids().to_vec())
+}
+
+/// What in a `tokenizer.json` looks at a text as a whole; empty for nothing.
+fn uncut(document: &Value) -> String {
+    if !document["normalizer"].is_null() {
+        return format!("the tokenizer has a normalizer ({})", document["normalizer"]["type"]);
+    }
+    if begins_otherwise(&document["pre_tokenizer"]) {
+        return "the tokenizer puts something before the first piece of a text".into();
+    }
+    String::new()
+}
+
+/// Whether a pre-tokenizer entry, or one inside it, treats the beginning of a text in its own way.
+fn begins_otherwise(entry: &Value) -> bool {
+    entry["add_prefix_space"] == true
+        || entry["prepend_scheme"].as_str().is_some_and(|scheme| scheme != "never")
+        || entry["pretokenizers"].as_array().is_some_and(|list| list.iter().any(begins_otherwise))
 }
 
 /// Whether a decoder entry of `tokenizer.json` is, or contains, the byte-level one.

@@ -60,6 +60,8 @@ pub fn hostile_as(id: &str, name: &str) -> Vec<u8> {
     let mut bytes = library(HOSTILE);
     patch(&mut bytes, "id = \"9900\"", &format!("id = \"{id}\""));
     patch(&mut bytes, "name = \"hostile\"", &format!("name = \"{name}\""));
+    // The name of its request knob is nobody else's.
+    patch(&mut bytes, "hostile_mood", &format!("hostile_{id}"));
     bytes
 }
 

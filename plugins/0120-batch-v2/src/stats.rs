@@ -108,7 +108,12 @@ mod tests {
         let stats = Stats::new(true);
         let begun = |slot, request| {
             let (ids, knobs) = (Slice::default(), Slice::default());
-            stats.sequence(slot, &SequenceEvent::Begun { request, ids, resumed: 0, knobs }).unwrap();
+            stats
+                .sequence(
+                    slot,
+                    &SequenceEvent::Begun { request, ids, resumed: 0, knobs, attachments: Slice::default() },
+                )
+                .unwrap();
         };
         let round = |slots: &[u32], window_rows| {
             for slot in slots {

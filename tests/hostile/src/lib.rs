@@ -12,7 +12,7 @@ use plugfold_abi::life::{Memory, Plugin, Setup};
 use plugfold_abi::points::{
     Host as _, Limits, ObserverObject, ServicesObject, SpanChoice, SpanFacts, Spans, SpansObject,
 };
-use plugfold_abi::{List, Maybe, OpError, TextBuf};
+use plugfold_abi::{KnobValue, List, Maybe, OpError, Text, TextBuf};
 
 const MANIFEST: &str = include_str!("../plugin.toml");
 /// Names the deed before there is a configuration.
@@ -203,6 +203,24 @@ impl Plugin for Hostile {
 
     fn ready(&self) -> Result<(), OpError> {
         self.step("ready")
+    }
+
+    fn parse(&self, key: Text<'_>, text: Text<'_>) -> Result<TextBuf, OpError> {
+        let text = text.get_str().trim().to_ascii_lowercase();
+        assert!(key.get_str() == "mood" && text != "panic", "hostile: a panic at parse");
+        match text.strip_prefix("odd:").map(str::parse::<u8>) {
+            Some(Ok(number)) => Ok(format!("odd:{number}").into()),
+            None if text == "calm" => Ok(text.into()),
+            _ => Err(OpError::invalid("hostile: no mood of mine")),
+        }
+    }
+
+    fn veto(&self, key: Text<'_>, value: &KnobValue) -> Result<Maybe<TextBuf>, OpError> {
+        Ok(match (key.get_str(), value.as_text()) {
+            ("mood", Some("odd:9")) => Maybe::RSome("hostile: nine is too odd".into()),
+            ("mood", Some("odd:13")) => panic!("hostile: a panic at veto"),
+            _ => Maybe::RNone,
+        })
     }
 }
 

@@ -29,9 +29,10 @@ pub use plan::{
     SpanFacts, Spans, SpansObject, SpansTable, Verdict,
 };
 pub use request::{
-    Attachment, Document, DocumentObject, DocumentTable, PromptLink, PromptLinkObject, PromptLinkTable,
-    Refusal, Reply, ReplyLink, ReplyLinkObject, ReplyLinkTable, RequestLink, RequestLinkObject,
-    RequestLinkTable, StreamLink, StreamLinkObject, StreamLinkTable, StreamPiece, ToolCall,
+    Attachment, ControlToken, Document, DocumentObject, DocumentTable, PromptLink, PromptLinkObject,
+    PromptLinkTable, Refusal, Reply, ReplyLink, ReplyLinkObject, ReplyLinkTable, RequestLink,
+    RequestLinkObject, RequestLinkTable, StreamLink, StreamLinkObject, StreamLinkTable, StreamPiece,
+    Tokenizer, TokenizerObject, TokenizerTable, ToolCall,
 };
 pub use services::{Host, HostObject, HostTable, Level, Services, ServicesObject, ServicesTable};
 pub use setup::{

@@ -1,5 +1,6 @@
 //! Observers: told what happened, unable to change it.
 
+use super::Attachment;
 use crate::{KnobValue, Phase, Slice, Text, TextBuf};
 
 /// Bits of what an observer wants to be told; what nobody asks for costs nothing.
@@ -60,6 +61,8 @@ pub enum SequenceEvent<'a> {
         resumed: u32,
         /// Its knobs, by number.
         knobs: Slice<'a, KnobValue>,
+        /// What `request.prepare` attached to it.
+        attachments: Slice<'a, Attachment>,
     },
     /// Prompt tokens are in.
     Absorbed {

@@ -1,7 +1,7 @@
 //! The limits in words, for the documentation.
 
 /// Name and meaning of every key of the `[limits]` table, in its order.
-pub static LIMITS: [(&str, &str); 24] = [
+pub static LIMITS: [(&str, &str); 25] = [
     ("body_bytes", "Bytes of a request body. Over it: 413."),
     ("header_s", "Seconds for a request's headers; an idle connection is closed after it too."),
     ("header_bytes", "Bytes of a request's headers, at least 8,192. Over it: 431."),
@@ -25,6 +25,10 @@ pub static LIMITS: [(&str, &str); 24] = [
     ("tools", "Tools of a request."),
     ("schema_bytes", "Bytes of text in the tools of a request with their schemas, and in an output schema."),
     ("messages", "Messages of a request."),
+    (
+        "attachment_bytes",
+        "Bytes that plugins may attach to a request for all ranks. Over it: 500, with the plugin's name.",
+    ),
     ("logit_bias", "Keys of `logit_bias`."),
     ("prompt_bytes", "Bytes of text that a request may have tokenized."),
     ("images", "Images of a request, its whole history counted."),

@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn blocks_open_and_close_around_pieces() {
-        let call = |name: &str| ToolCall { name: name.into(), arguments: "{}".into() };
+        let call = |name: &str| ToolCall { id: String::new(), name: name.into(), arguments: "{}".into() };
         let mut blocks = Blocks::default();
         let mut out = Vec::new();
         let pieces = vec![

@@ -1,11 +1,10 @@
 //! Anthropic's Messages.
 
-use plugfold_engine::service::Finish;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::blocks::{Blocks, Step};
-use super::{Event, Facts, Shape, arguments, random_id};
+use super::{Event, Facts, Shape, arguments, call_id, random_id};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::pump::{Ending, Part};
@@ -37,11 +36,11 @@ impl Message {
     }
 
     fn stop_reason(&self, ending: &Ending) -> &'static str {
-        match ending.finish {
-            _ if self.facts.calls > 0 => "tool_use",
+        match self.facts.finish_reason(ending) {
+            "tool_calls" => "tool_use",
+            "length" => "max_tokens",
             _ if ending.stop.is_some() => "stop_sequence",
-            Finish::Length => "max_tokens",
-            Finish::Stop | Finish::Cancelled => "end_turn",
+            _ => "end_turn",
         }
     }
 
@@ -90,7 +89,7 @@ impl Message {
                     self.index += 1;
                 }
                 Step::Call(call) => {
-                    let id = random_id("toolu_");
+                    let id = call_id(&call, "toolu_");
                     events.push(start(json!({"type": "tool_use", "id": id, "name": call.name, "input": {}})));
                     events.push(delta(json!({"type": "input_json_delta", "partial_json": call.arguments})));
                     events.push(stop());
@@ -149,7 +148,7 @@ impl Shape for Message {
                 }
                 Step::CloseText(text) => content.push(json!({"type": "text", "text": text})),
                 Step::Call(call) => content
-                    .push(json!({"type": "tool_use", "id": random_id("toolu_"), "name": call.name,
+                    .push(json!({"type": "tool_use", "id": call_id(&call, "toolu_"), "name": call.name,
                                                         "input": arguments(&call)})),
                 Step::OpenReasoning | Step::Reasoning(_) | Step::OpenText | Step::Text(_) => {}
             }

@@ -125,6 +125,9 @@ impl Facts {
 
     /// Why the reply ended, in `OpenAI`'s words.
     pub fn finish_reason(&self, ending: &Ending) -> &'static str {
+        if let Some(reason) = ending.reason {
+            return reason;
+        }
         match ending.finish {
             _ if self.calls > 0 => "tool_calls",
             _ if ending.stop.is_some() => "stop",
@@ -166,8 +169,17 @@ impl Facts {
         if !self.ignored.is_empty() {
             put("ignored", json!(self.ignored));
         }
+        // Plugins add; what the server says stands.
+        for (key, value) in stats.fields.iter().chain(&ending.fields) {
+            block.entry(key).or_insert_with(|| value.clone());
+        }
         Value::Object(block)
     }
+}
+
+/// The id of a call: its own, or a new one with this prefix.
+fn call_id(call: &ToolCall, prefix: &str) -> String {
+    if call.id.is_empty() { random_id(prefix) } else { call.id.clone() }
 }
 
 /// The arguments of a call as an object; the parsers give nothing else.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::logprobs::Writer;
-use super::{Event, Facts, Shape, random_id};
+use super::{Event, Facts, Shape, call_id, random_id};
 use crate::http::app::{App, ReasoningFields};
 use crate::http::error::ApiError;
 use crate::http::pump::{Ending, Part, Told};
@@ -203,6 +203,6 @@ fn done() -> Event {
 }
 
 fn call_entry(call: &ToolCall) -> Value {
-    json!({"id": random_id("call_"), "type": "function",
+    json!({"id": call_id(call, "call_"), "type": "function",
            "function": {"name": call.name, "arguments": call.arguments}})
 }

@@ -1,11 +1,10 @@
 //! `OpenAI`'s Responses: a reply is a list of items, a stream tells of every step of each.
 
-use plugfold_engine::service::Finish;
 use serde_json::{Map, Value, json};
 
 use super::blocks::{Blocks, Step};
 use super::logprobs::Writer;
-use super::{Event, Facts, Shape, random_id};
+use super::{Event, Facts, Shape, call_id, random_id};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::pump::{Ending, Part};
@@ -186,7 +185,7 @@ impl Response {
                 }
                 Step::Call(call) => {
                     self.item = random_id("fc_");
-                    let id = random_id("call_");
+                    let id = call_id(&call, "call_");
                     let item = self.call_item(&id, &call.name, "", "in_progress");
                     events.push(
                         self.event("response.output_item.added", json!({"output_index": at, "item": item})),
@@ -225,7 +224,7 @@ impl Response {
             "output_tokens_details": {"reasoning_tokens": ending.reasoning_tokens},
             "total_tokens": self.facts.prompt_tokens + output,
         });
-        let cut = ending.finish == Finish::Length && ending.stop.is_none();
+        let cut = self.facts.finish_reason(ending) == "length";
         let statistics = ("tensorfold", self.facts.statistics(ending));
         if cut {
             let details = json!({"reason": "max_output_tokens"});
@@ -282,7 +281,7 @@ impl Shape for Response {
                 }
                 Step::Call(call) => {
                     self.item = random_id("fc_");
-                    self.call_item(&random_id("call_"), &call.name, &call.arguments, "completed")
+                    self.call_item(&call_id(&call, "call_"), &call.name, &call.arguments, "completed")
                 }
             };
             self.output.push(item);
