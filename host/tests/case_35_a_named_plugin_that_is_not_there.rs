@@ -46,3 +46,23 @@ fn case_35_names_are_ids_or_folder_names() {
     }
     place.refused(&["0003_prefill_rows"], "", &["did you mean \"0003-prefill-rows\""]);
 }
+
+#[test]
+fn case_35_settings_are_shown_without_it() {
+    let place = Place::new();
+    let profile = place.profile(&[ROWS, "nothing-like-it"]);
+    let text = std::fs::read_to_string(&profile).unwrap();
+    std::fs::write(&profile, text + "[knobs.nothing-like-it]\nx = 1\n").unwrap();
+    let output =
+        place.plugfold(&["config", "show", "--profile", profile.to_str().unwrap()]).output().unwrap();
+    let (shown, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success(), "{told}");
+    assert!(told.contains("plugin nothing-like-it (") && told.contains("profile.toml:4)"), "{told}");
+    for row in ["context ", "0003.prefill_rows "] {
+        assert!(shown.lines().any(|line| line.starts_with(row)), "no {row:?} in {shown}");
+    }
+    place.profile(&[ROWS]);
+    let output =
+        place.plugfold(&["config", "show", "--profile", profile.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}

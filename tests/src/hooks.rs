@@ -46,6 +46,8 @@ pub struct Entry {
     pub class_why: Option<String>,
     /// What became of it in the project it comes from.
     pub status: String,
+    /// The server does it for every deployment: there is no plugin of it.
+    pub in_server: bool,
     /// When a shell profile switches it on; without it: when its first knob is not off.
     pub switch: Option<String>,
     /// How it uses the points, and why it fits.
@@ -61,6 +63,8 @@ struct Notes {
     class_why: Option<String>,
     #[serde(default)]
     status: String,
+    #[serde(default)]
+    in_server: bool,
     switch: Option<String>,
     uses: String,
     #[serde(default)]
@@ -70,13 +74,14 @@ struct Notes {
 impl TryFrom<toml::Table> for Entry {
     type Error = toml::de::Error;
     fn try_from(table: toml::Table) -> Result<Self, toml::de::Error> {
-        let is_note = |key: &str| ["class", "class_why", "status", "switch", "uses", "holes"].contains(&key);
+        let notes = ["class", "class_why", "status", "in_server", "switch", "uses", "holes"];
+        let is_note = |key: &str| notes.contains(&key);
         let (notes, facts): (toml::Table, toml::Table) = table.into_iter().partition(|(key, _)| is_note(key));
         // Facts first: a misspelt note is an unknown field there.
         let manifest = Manifest::deserialize(toml::Value::Table(facts))?;
-        let Notes { class, class_why, status, switch, uses, holes } =
+        let Notes { class, class_why, status, in_server, switch, uses, holes } =
             Notes::deserialize(toml::Value::Table(notes))?;
-        Ok(Self { manifest, class, class_why, status, switch, uses, holes })
+        Ok(Self { manifest, class, class_why, status, in_server, switch, uses, holes })
     }
 }
 

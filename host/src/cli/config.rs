@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use plugfold::knobs::{EnvFile, Import, catalogue};
 
+use super::setup::Setup;
 use super::{ModelArgs, write_whole};
 
 /// Settings and profiles.
@@ -47,9 +48,13 @@ impl Config {
     pub fn run(self) -> anyhow::Result<()> {
         match self {
             Config::Show(show) => {
-                let resolved = show.model.setup(serde_json::json!({}))?.resolved;
+                let flags = show.model.flags(serde_json::json!({}))?;
+                let (resolved, problems) = Setup::read_what_is_there(&show.model, flags)?;
                 print!("{}", resolved.show());
-                Ok(())
+                if problems.is_empty() {
+                    return Ok(());
+                }
+                anyhow::bail!("shown without what is wrong: {}", problems.join("; "))
             }
             Config::Import(import) => import.run(),
         }

@@ -161,13 +161,18 @@ impl ModelArgs {
 
     /// All settings, knobs and plugins, `more` being further flags of the command.
     fn setup(&self, more: impl Serialize) -> anyhow::Result<Setup> {
+        Setup::read(self, self.flags(more)?)
+    }
+
+    /// All settings that are flags.
+    fn flags(&self, more: impl Serialize) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
         let mut flags = serde_json::Map::new();
         for part in [serde_json::to_value(self)?, serde_json::to_value(more)?] {
             if let serde_json::Value::Object(part) = part {
                 flags.extend(part);
             }
         }
-        Setup::read(self, flags)
+        Ok(flags)
     }
 }
 

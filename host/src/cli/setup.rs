@@ -44,47 +44,44 @@ impl Setup {
     /// # Errors
     /// Sources that are wrong, plugins that are not there or do not go together.
     pub fn read(args: &ModelArgs, flags: serde_json::Map<String, serde_json::Value>) -> anyhow::Result<Self> {
-        let profile = match (&args.profile, &args.model) {
-            (Some(profile), _) => Some(profile.as_str()),
-            (None, Some(_)) => None,
-            (None, None) if std::env::var_os("PLUGFOLD_MODEL").is_some() => None,
-            (None, None) => Some("quickstart"),
-        };
-        let mut sources = Sources::read(&Asked::here(profile, flags, &args.sets))?;
-        let mut further: Vec<Listed> =
-            args.further.iter().map(|name| Listed { name: name.clone(), place: "--plugin".into() }).collect();
-        if let Some(side) = args.side {
-            // A comparison is about these plugins whether or not the profile lists them.
-            let meant = |one: &Listed, all: &[Listed]| all.iter().any(|l| same_plugin(&l.name, &one.name));
-            if side == Side::Without {
-                let mut off: Vec<Listed> =
-                    sources.plugins.iter().filter(|l| meant(l, &further)).cloned().collect();
-                off.append(&mut further);
-                sources.leave_out(&off);
-            } else {
-                further.retain(|l| !meant(l, &sources.plugins));
-            }
-        }
-        sources.plugins.extend(further);
-        let folders: Vec<PathBuf> = args.plugin_path.iter().chain(&sources.plugin_path).cloned().collect();
-        if args.safe_mode {
-            let minimal = Sources::read(&Asked { profile: Some(MINIMAL), ..Asked::default() })?.plugins;
-            let keep = |listed: &Listed| minimal.iter().any(|m| same_plugin(&m.name, &listed.name));
-            let off: Vec<Listed> = sources.plugins.iter().filter(|l| !keep(l)).cloned().collect();
-            sources.leave_out(&off);
-            let names: Vec<&str> = off.iter().map(|l| l.name.as_str()).collect();
-            let names = if names.is_empty() { "any plugins".to_owned() } else { names.join(", ") };
-            super::tell(&format_args!("safe mode: without {names}"));
-        }
-        let search = Search::new(&folders);
+        let (sources, search) = sources(args, flags)?;
         let chosen = choose(&sources.plugins, &search, DEVICE)?;
         together(&chosen)?;
-        let manifests: Vec<Manifest> = chosen.iter().map(|c| c.library.manifest.clone()).collect();
-        let resolved = Resolved::new(&sources, manifests)?;
-        for line in &resolved.report {
-            tracing::warn!("{line}");
-        }
+        let resolved = resolve(&sources, &chosen)?;
         Ok(Self { resolved, chosen, folders: search.folders().to_vec() })
+    }
+
+    /// As [`Setup::read`], without the plugins that are not there or cannot be used; says what is wrong with each.
+    ///
+    /// # Errors
+    /// Sources that are wrong by themselves.
+    pub fn read_what_is_there(
+        args: &ModelArgs,
+        flags: serde_json::Map<String, serde_json::Value>,
+    ) -> anyhow::Result<(Resolved, Vec<String>)> {
+        let (mut sources, search) = sources(args, flags)?;
+        let mut problems = Vec::new();
+        let (mut missing, mut found) = (Vec::new(), Vec::new());
+        for listed in &sources.plugins {
+            match search.find(std::slice::from_ref(listed)) {
+                Ok(libraries) => {
+                    found.extend(
+                        libraries.into_iter().map(|library| Chosen { listed: listed.clone(), library }),
+                    );
+                }
+                Err(error) => {
+                    problems.push(error.to_string());
+                    missing.push(listed.clone());
+                }
+            }
+        }
+        sources.leave_out(&missing);
+        // What needs a plugin that is missing cannot be sorted; its settings can be shown.
+        let chosen = choose(&sources.plugins, &search, DEVICE).unwrap_or_else(|error| {
+            problems.push(error.to_string());
+            found
+        });
+        Ok((resolve(&sources, &chosen)?, problems))
     }
 
     /// The program's own settings.
@@ -105,4 +102,55 @@ impl Setup {
         prove(&self.chosen, &settled, &Probe::new()?)?;
         Ok(Company { list: self.resolved.plugins.clone(), folders: self.folders.clone(), settled })
     }
+}
+
+/// What was said about settings, with the final list of plugins, and where to look for them.
+fn sources(
+    args: &ModelArgs,
+    flags: serde_json::Map<String, serde_json::Value>,
+) -> anyhow::Result<(Sources, Search)> {
+    let profile = match (&args.profile, &args.model) {
+        (Some(profile), _) => Some(profile.as_str()),
+        (None, Some(_)) => None,
+        (None, None) if std::env::var_os("PLUGFOLD_MODEL").is_some() => None,
+        (None, None) => Some("quickstart"),
+    };
+    let mut sources = Sources::read(&Asked::here(profile, flags, &args.sets))?;
+    let mut further: Vec<Listed> =
+        args.further.iter().map(|name| Listed { name: name.clone(), place: "--plugin".into() }).collect();
+    if let Some(side) = args.side {
+        // A comparison is about these plugins whether or not the profile lists them.
+        let meant = |one: &Listed, all: &[Listed]| all.iter().any(|l| same_plugin(&l.name, &one.name));
+        if side == Side::Without {
+            let mut off: Vec<Listed> =
+                sources.plugins.iter().filter(|l| meant(l, &further)).cloned().collect();
+            off.append(&mut further);
+            sources.leave_out(&off);
+        } else {
+            further.retain(|l| !meant(l, &sources.plugins));
+        }
+    }
+    sources.plugins.extend(further);
+    let folders: Vec<PathBuf> = args.plugin_path.iter().chain(&sources.plugin_path).cloned().collect();
+    if args.safe_mode {
+        let minimal = Sources::read(&Asked { profile: Some(MINIMAL), ..Asked::default() })?.plugins;
+        let keep = |listed: &Listed| minimal.iter().any(|m| same_plugin(&m.name, &listed.name));
+        let off: Vec<Listed> = sources.plugins.iter().filter(|l| !keep(l)).cloned().collect();
+        sources.leave_out(&off);
+        let names: Vec<&str> = off.iter().map(|l| l.name.as_str()).collect();
+        let names = if names.is_empty() { "any plugins".to_owned() } else { names.join(", ") };
+        super::tell(&format_args!("safe mode: without {names}"));
+    }
+    let search = Search::new(&folders);
+    Ok((sources, search))
+}
+
+/// Resolves all knobs, and tells what was not used.
+fn resolve(sources: &Sources, chosen: &[Chosen]) -> anyhow::Result<Resolved> {
+    let manifests: Vec<Manifest> = chosen.iter().map(|c| c.library.manifest.clone()).collect();
+    let resolved = Resolved::new(sources, manifests)?;
+    for line in &resolved.report {
+        tracing::warn!("{line}");
+    }
+    Ok(resolved)
 }

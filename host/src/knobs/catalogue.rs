@@ -27,6 +27,8 @@ pub struct Known {
     pub name: String,
     /// Whether the project that it comes from runs it: `on`, `batch-only`, `opt-in`, `tool`, `rejected`, `superseded`.
     pub status: String,
+    /// The server does it for every deployment: there is no plugin of it.
+    pub in_server: bool,
     /// Must be loaded with it.
     pub requires: Vec<String>,
     /// `owner.key=value` for values that it adds to other plugins' knobs.

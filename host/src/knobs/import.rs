@@ -36,6 +36,8 @@ pub struct Import {
     pub plugins: Vec<String>,
     /// Plugins that it switches on and that are not here.
     pub missing: Vec<String>,
+    /// What it switches on and the server does without a plugin.
+    pub in_server: Vec<String>,
     /// The profile, TOML.
     pub text: String,
 }
@@ -47,7 +49,8 @@ const OTHER_DEFAULTS: [(&str, &str); 2] = [("GLM53_TF_BATCH", "1"), ("GLM53_TF_E
 struct Said<'f> {
     name: &'f str,
     value: &'f str,
-    line: usize,
+    /// `None`: the file does not say it, its reader takes it.
+    line: Option<usize>,
     owner: String,
     key: String,
 }
@@ -60,14 +63,21 @@ impl Import {
     pub fn new(file: &EnvFile, name: &str, here: &dyn Fn(&str) -> bool) -> Result<Self, ImportError> {
         let failed = |problems| ImportError { name: name.to_owned(), problems };
         let own = own().map_err(|error| failed(vec![error.to_string()]))?;
+        let here = &|id: &str| here(id) && !in_server(id);
         let said = said(file, &own, here).map_err(failed)?;
-        let (plugins, missing): (Vec<&str>, Vec<&str>) =
-            switched_on(catalogue(), &said).into_iter().partition(|id| here(id));
+        let (done, on): (Vec<&str>, Vec<&str>) =
+            switched_on(catalogue(), &said).into_iter().partition(|id| in_server(id));
+        let (plugins, missing): (Vec<&str>, Vec<&str>) = on.into_iter().partition(|id| here(id));
         let label = |ids: Vec<&str>| ids.into_iter().map(|id| catalogue().label(id)).collect::<Vec<_>>();
-        let (plugins, missing) = (label(plugins), label(missing));
+        let (plugins, missing, in_server) = (label(plugins), label(missing), label(done));
         let text = print(name, &said, &own, &plugins, &missing).map_err(failed)?;
-        Ok(Self { plugins, missing, text })
+        Ok(Self { plugins, missing, in_server, text })
     }
+}
+
+/// Whether the server does what a plugin of the catalogue does.
+fn in_server(id: &str) -> bool {
+    catalogue().owners.get(id).is_some_and(|known| known.in_server)
 }
 
 /// The program's own settings.
@@ -94,7 +104,7 @@ fn said<'f>(
     let mut problems = Vec::new();
     for (name, value, line) in &file.values {
         if let Some((owner, key)) = owner_of(name, own, here) {
-            said.push(Said { name, value, line: *line, owner, key });
+            said.push(Said { name, value, line: Some(*line), owner, key });
         } else {
             let mend = did_you_mean(name, catalogue().aliases.keys().map(String::as_str));
             problems.push(format!("line {line}: nobody knows `{name}`; {mend}"));
@@ -105,7 +115,7 @@ fn said<'f>(
             && let Some((owner, key)) = owner_of(name, own, here)
         {
             said.retain(|one| one.name != name);
-            said.push(Said { name, value, line: 0, owner, key });
+            said.push(Said { name, value, line: None, owner, key });
         }
     }
     if problems.is_empty() { Ok(said) } else { Err(problems) }
@@ -216,7 +226,10 @@ fn print(
                 };
                 let _ = writeln!(text, "{} = {value}", one.key);
             }
-            Err(error) => problems.push(format!("line {}: {} {error}", one.line, one.name)),
+            Err(error) => {
+                let place = one.line.map_or_else(String::new, |line| format!("line {line}: "));
+                problems.push(format!("{place}{} {error}", one.name));
+            }
         }
     }
     text += "\n# As it stood in the file; what belongs to plugins that are not in the list is not used, and said so.\n";
@@ -244,11 +257,16 @@ pub(super) fn as_profile(file: &EnvFile, path: &Path) -> Result<Profile, ConfigE
     let mut given = Vec::new();
     for (owner, knobs) in joined(&said) {
         for (key, value) in knobs {
-            let line = said.iter().find(|one| one.owner == owner && one.key == key).map(|one| one.line);
+            let said = said.iter().find(|one| one.owner == owner && one.key == key);
+            let origin = match said.and_then(|one| one.line) {
+                Some(line) => Origin::Profile { file: place.clone(), line: Some(line) },
+                // Nothing in the file says it.
+                None => Origin::Profile { file: format!("{place} (its reader's default)"), line: None },
+            };
             given.push(Given {
                 target: Target::Knob(owner.to_owned(), key.to_owned()),
                 raw: Raw::Plain(value),
-                origin: Origin::Profile { file: place.clone(), line },
+                origin,
                 imported: true,
                 base: None,
             });

@@ -231,6 +231,9 @@ fn choose<'s>(
         let why = match owner.as_str() {
             "engine" | "server" | "launch" => format!("this program has no such settings of its {owner}"),
             _ if loaded => format!("plugin {label} has no such knob"),
+            id if catalogue().owners.get(id).is_some_and(|known| known.in_server) => {
+                format!("this server does what {label} does, and has no such setting")
+            }
             _ => format!("plugin {label} is not loaded"),
         };
         report.push(format!("not used: {why}: {}", keys.join(", ")));

@@ -1,6 +1,6 @@
 //! Sources, resolution and requests together.
 
-use plugfold_abi::KnobValue;
+use plugfold_abi::{KnobValue, OpError};
 use plugfold_manifest::Manifest;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -231,6 +231,46 @@ fn requests() {
     assert_eq!(bare.to_string(), "has the unknown key \"x\"; this server has no request knobs");
 }
 
+/// An owner that knows even numbers.
+struct Even;
+impl super::KnobOwners for Even {
+    fn parse(&self, _: &super::RequestKnob, text: &str) -> Result<Result<String, String>, OpError> {
+        match text.trim().parse::<u32>() {
+            Ok(13) => Err(OpError::new("plugin 0007: broke")),
+            Ok(n) if n % 2 == 0 => Ok(Ok(n.to_string())),
+            _ => Ok(Err("odd".into())),
+        }
+    }
+    fn veto(&self, _: &super::RequestKnob, value: &KnobValue) -> Result<Option<String>, OpError> {
+        Ok((value.as_text() == Some("8")).then(|| "eight is taken".to_owned()))
+    }
+}
+
+#[test]
+fn custom_knobs_of_requests_are_parsed_by_their_owner() {
+    let owner = "id = \"0007\"\nname = \"x\"\ntitle = \"t\"\nversion = \"1.0.0\"\n[[knob]]\nkey = \"pairs\"\n\
+                 type = \"custom\"\nform = \"an even number\"\nwords = [\"off\"]\ndefault = \"02\"\nscope = \"both\"\n\
+                 effect = \"host\"\nfold = \"own\"\nrequest_key = \"pairs\"\n";
+    let manifests = vec![Manifest::parse(owner, "test").unwrap()];
+    let table = Resolved::new(&Sources::default(), manifests).unwrap().table();
+    let table = table.with_defaults([KnobValue::text("2")].into()).with_owners(std::sync::Arc::new(Even));
+    assert_eq!(ask(&table, &json!({})), Ok(json!({"pairs": "2"})), "as the plugin has put it");
+    for (asked, shown) in [("04", "4"), ("off", "off"), (" 6 ", "6")] {
+        assert_eq!(ask(&table, &json!({"pairs": asked})), Ok(json!({"pairs": shown})));
+    }
+    assert_eq!(ask(&table, &json!({"pairs": 10})), Ok(json!({"pairs": "10"})));
+    for (asked, told, failed) in [
+        (json!("3"), "key \"pairs\" is \"3\"; it must be an even number: odd", false),
+        (json!("8"), "key \"pairs\" cannot be \"8\": eight is taken", false),
+        (json!({}), "key \"pairs\" is an object; it must be an even number", false),
+        (json!("13"), "key \"pairs\" cannot be settled: plugin 0007: broke", true),
+    ] {
+        let asked = json!({"pairs": asked});
+        let error = table.resolve_request(asked.as_object().unwrap()).unwrap_err();
+        assert_eq!((error.message.as_str(), error.failed), (told, failed));
+    }
+}
+
 #[test]
 fn plugins_are_configured_with_theirs_and_what_they_extend() {
     let by = "id = \"0085\"\nname = \"x\"\ntitle = \"t\"\nversion = \"1.0.0\"\nextends = [\"0003\"]\n[[extend]]\n\
@@ -296,4 +336,18 @@ proptest! {
         let again = table.resolve_request(&table.echo(&first)).unwrap();
         prop_assert_eq!(first, again);
     }
+}
+
+#[test]
+fn values_of_a_shell_profile_have_their_lines() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("p.env");
+    std::fs::write(&file, "# rows\n\nGLM53_TF_PREFILL_ROWS=32\nGLM53_TF_HEALTH=strict\n").unwrap();
+    let sources = Sources::read(&Asked { profile: file.to_str(), ..Asked::default() }).unwrap();
+    let shown = Resolved::new(&sources, plugins()).unwrap().show();
+    let line = |start: &str| shown.lines().find(|l| l.starts_with(start)).unwrap_or_default();
+    assert!(line("health ").ends_with("p.env:4"), "{shown}");
+    assert!(line("0003.prefill_rows ").ends_with("p.env:3"), "{shown}");
+    assert!(line("effort_field ").ends_with("p.env (its reader's default)"), "{shown}");
+    assert!(!shown.contains(".env:0"), "{shown}");
 }

@@ -210,6 +210,9 @@ fn section(map: &Map, entry: &Entry, page: &mut String) {
         if !entry.status.is_empty() {
             let _ = write!(page, " · upstream {}", entry.status);
         }
+        if entry.in_server {
+            page.push_str(" · done by the server, without a plugin");
+        }
         page.push_str("\n\n");
     }
     let _ = writeln!(page, "{}\n", entry.uses);
@@ -422,6 +425,9 @@ fn owner(map: &Map, entry: &Entry, page: &mut String) {
         if !value.is_empty() {
             let _ = writeln!(page, "{key} = \"{value}\"");
         }
+    }
+    if entry.in_server {
+        page.push_str("in_server = true\n");
     }
     if !entry.requires.is_empty() {
         let _ = writeln!(page, "requires = [{}]", list(entry.requires.iter().map(String::as_str).collect()));
