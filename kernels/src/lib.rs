@@ -7,3 +7,6 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod cpu;
+
+/// Digest of this crate's sources: packing of weights is among them.
+pub const BUILD: &str = plugfold_abi::build_id!();

@@ -20,7 +20,7 @@ use crate::program::build::{Builder, WORD_STREAMS, WORD_ZERO_FIRST, kinds};
 use crate::program::{Arena, Failure, Registry, ResolveError, Resolved, RunInputs, run};
 use crate::split::{Split, SplitError};
 use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
-use crate::weights::{self, Progress, Source, WeightTable};
+use crate::weights::{self, Given, Origin, Progress, Shelf, Source, WeightError, WeightTable};
 pub use sequences::SequencesOf;
 use stage::Stages;
 pub use tags::Tag;
@@ -49,9 +49,24 @@ pub enum LoadError {
     /// Two plugins that edit the same thing.
     #[error("{0}")]
     Layout(String),
+    /// A plugin that changes or stores weights.
+    #[error("{0}")]
+    Weights(String),
     /// A size that makes no sense.
     #[error("{0}")]
     Size(String),
+}
+
+impl<E: std::error::Error + 'static> From<WeightError<E>> for LoadError
+where
+    LoadError: From<E>,
+{
+    fn from(error: WeightError<E>) -> Self {
+        match error {
+            WeightError::Source(error) => error.into(),
+            other => Self::Weights(other.to_string()),
+        }
+    }
 }
 
 /// Which rows of a sequence's part of a forward want logits.
@@ -219,6 +234,9 @@ pub struct Core {
     capacity: Capacity,
     has_mtp: bool,
     weights: WeightTable,
+    origin: Origin,
+    /// What plugins made of the checkpoint's weights; empty where they are as they were.
+    changed: String,
     caches: CacheTable,
     registry: Registry,
     programs: HashMap<Shape, Arc<Resolved>>,
@@ -261,7 +279,9 @@ impl Core {
         let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
         let content = tensors.content_id()?;
         let mtp = tensors.mtp;
-        Self::without_slots(config, &tensors, mtp, content, options, ranks, comm)
+        let mut lines = vec![format!("checkpoint = {content}"), format!("allow_nan = {}", options.allow_nan)];
+        lines.extend(tensors.checkpoint().files().map(|(name, bytes)| format!("file {name} = {bytes}")));
+        Self::without_slots(config, &tensors, mtp, content, options, ranks, comm, Some((dir, lines)))
     }
 
     /// Builds a rank from any source of tensors.
@@ -280,7 +300,7 @@ impl Core {
     where
         LoadError: From<S::Error>,
     {
-        let mut core = Self::without_slots(config, source, mtp, content, options, ranks, comm)?;
+        let mut core = Self::without_slots(config, source, mtp, content, options, ranks, comm, None)?;
         core.allocate(options.slots)?;
         Ok(core)
     }
@@ -293,6 +313,7 @@ impl Core {
         options: &CoreOptions,
         ranks: Split,
         comm: Option<Arc<CommObject>>,
+        of: Option<(&Path, Vec<String>)>,
     ) -> Result<Self, LoadError>
     where
         LoadError: From<S::Error>,
@@ -310,7 +331,14 @@ impl Core {
         }
         let capacity = Capacity { slots: options.slots, tokens, window_rows: options.window_rows };
         let list = weights::recipes(&config, split, mtp);
-        let weights = weights::load(source, &list, &options.progress)?;
+        let given = Given {
+            hooks: &options.hooks,
+            layers: config.layers.len(),
+            allow_nan: options.allow_nan,
+            progress: &options.progress,
+            shelf: of.map(|(dir, lines)| Shelf { dir, lines, split }),
+        };
+        let loaded = weights::load(source, &list, &given)?;
         let families = families::laid_out(reference_families(&config, split, capacity, mtp), &options.hooks)?;
         let caches = CacheTable::new(families.all.into(), 0);
         Ok(Self {
@@ -318,7 +346,9 @@ impl Core {
             split,
             capacity,
             has_mtp: mtp,
-            weights,
+            weights: loaded.table,
+            origin: loaded.origin,
+            changed: loaded.identity,
             caches,
             registry: Registry::new(&options.hooks, split.rank as u32, split.ranks as u32)?,
             programs: HashMap::new(),
@@ -374,6 +404,18 @@ impl Core {
     /// Identity of the checkpoint.
     pub fn content(&self) -> &str {
         &self.content
+    }
+    /// Identity of what plugins made of the checkpoint's weights; empty where they are as they were.
+    pub fn changed_weights(&self) -> &str {
+        &self.changed
+    }
+    /// Where the weights came from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+    /// The weights.
+    pub fn weights(&self) -> &WeightTable {
+        &self.weights
     }
     /// Bytes of (weights, caches).
     pub fn memory(&self) -> (usize, usize) {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use plugfold_abi::boundary::{Interface, Mismatch, Offer};
 use plugfold_abi::points::{
-    DraftCutObject, DraftPolicy, DraftPolicyObject, DrafterObject, FieldsObject, LayoutLinkObject,
-    LimitsLinkObject, ObserverObject, PlannerObject, PromptLinkObject, ReplyLinkObject, RequestLinkObject,
-    RiderObject, SectionObject, SpansObject, StatePartObject, StoreObject, StreamLinkObject, TransportObject,
-    WeightLinkObject, WordsObject,
+    CommandObject, DraftCutObject, DraftPolicy, DraftPolicyObject, DrafterObject, FieldsObject,
+    LayoutLinkObject, LimitsLinkObject, ObserverObject, PlannerObject, PreparedStoreObject, PromptLinkObject,
+    ReplyLinkObject, RequestLinkObject, RiderObject, SectionObject, SpansObject, StatePartObject,
+    StoreObject, StreamLinkObject, TransportObject, WeightBuilderObject, WeightLinkObject, WordsObject,
 };
 use plugfold_abi::{ErrorKind, Maybe, OpError, PassObject, ProviderObject, Text};
 
@@ -156,6 +156,12 @@ hooks! {
     transports: TransportObject,
     /// Links of `weight.source`.
     weights: WeightLinkObject,
+    /// Builders of weights.
+    builders: WeightBuilderObject,
+    /// Stores of prepared weights.
+    prepared: PreparedStoreObject,
+    /// Subcommands.
+    commands: CommandObject,
     /// Links of `request`.
     requests: RequestLinkObject,
     /// Links of `prompt`.

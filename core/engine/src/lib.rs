@@ -22,3 +22,6 @@ pub mod state;
 pub mod transport;
 pub mod vision;
 pub mod weights;
+
+/// Digest of this crate's sources: loading, splitting and layout of weights are among them.
+pub const BUILD: &str = plugfold_abi::build_id!();

@@ -3,20 +3,23 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
-use plugfold_abi::Phase;
-use plugfold_abi::points::{Limits, LimitsLink, SequencesObject, SlotMemory, Store};
+use plugfold_abi::points::{
+    BootPhase, Limits, LimitsLink, Observer, ObserverObject, SequencesObject, SlotMemory, Store, interest,
+};
+use plugfold_abi::{Phase, Text};
 use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, SequencesOf, Want};
-use crate::hooks::HookError;
-use crate::hooks::Hooks;
+use crate::hooks::{HookError, Hooked, Hooks};
 use crate::memory::free_bytes;
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
 use crate::rounds::{Report, RoundError, Rounds};
 use crate::split::Split;
 use crate::transport;
+use crate::weights::Origin;
 
 /// Settings that every rank must be started with alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,9 +132,17 @@ impl Rank {
             ..core_options
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
+        let mut boot = Boot::new(&hooks)?;
         let comm = transport::open(options.transport.as_deref(), &hooks, &world)?;
+        boot.over("transport", 0)?;
         let loaded = Core::load_weights(&options.model, &core_options, ranks, comm);
+        let bytes = loaded.as_ref().map_or(0, |core| core.memory().0);
+        boot.over(
+            if loaded.as_ref().is_ok_and(|c| *c.origin() != Origin::Built) { PREPARED } else { BUILT },
+            bytes,
+        )?;
         let mut core = together(&world, "loaded", "load the model", loaded)?;
+        boot.over("waiting for the other ranks", 0)?;
         let fit = together(&world, "slots", "say how many slots fit", fitting(&core, options.slots))?;
         let slots = if world.ranks() > 1 { world.agree_min("fewest slots", fit)? } else { fit } as usize;
         if slots < options.slots {
@@ -144,11 +155,14 @@ impl Rank {
         limits.slots = slots as u32;
         let opened = core.allocate(slots).and_then(|()| open_stores(&mut core));
         together(&world, "stores", "open its stores", opened)?;
+        boot.over("caches and programs", core.memory().1)?;
         let mut digest = digest(&mut core, &options, &limits)?;
         options.slots = slots;
         for (name, value) in &lines {
             digest.add(name.clone(), value);
         }
+        // After the settings of plugins, which say more about a difference.
+        digest.add("weights as plugins change them", core.changed_weights());
         digest.compare(&world)?;
         let rounds = Rounds::new(&core, options.prefill_rows, limits.prefill_rows_max as usize)?;
         Ok(Self { core, world, rounds, limits, options })
@@ -233,6 +247,38 @@ impl Rank {
         let chunk = self.options.prefill_rows;
         self.order(&Order::Trace { ids: ids.to_vec(), chunk, streams })?;
         trace(&mut self.core, ids, chunk, streams).map_err(|e| self.give_up(e))
+    }
+}
+
+/// Weights that were read as they had been built.
+const PREPARED: &str = "weights, prepared";
+/// Weights that were built.
+const BUILT: &str = "weights, built";
+
+/// Tells observers how the start goes.
+struct Boot<'h> {
+    observers: Vec<&'h Hooked<ObserverObject>>,
+    since: Instant,
+}
+
+impl<'h> Boot<'h> {
+    fn new(hooks: &'h Hooks) -> Result<Self, HookError> {
+        let mut observers = Vec::new();
+        for observer in &hooks.observers {
+            if observer.call(Observer::interests)? & interest::BOOT != 0 {
+                observers.push(observer);
+            }
+        }
+        Ok(Self { observers, since: Instant::now() })
+    }
+
+    /// A phase is over, in which so many bytes were taken.
+    fn over(&mut self, name: &str, bytes: usize) -> Result<(), HookError> {
+        let seconds = self.since.elapsed().as_secs_f64();
+        let phase = BootPhase { name: Text::from(name), seconds, bytes: bytes as u64 };
+        self.observers.iter().try_for_each(|o| o.call(|o| o.boot(&phase)))?;
+        self.since = Instant::now();
+        Ok(())
     }
 }
 

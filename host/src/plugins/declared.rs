@@ -34,6 +34,9 @@ const SERVED_BY: &[(&str, &[&str])] = &[
     ("operation.done", &["observer"]),
     ("request.begun", &["observer", "request", "stream"]),
     ("request.ended", &["observer", "stream", "reply"]),
+    ("weight-builder", &["weight-builder"]),
+    ("prepared-store", &["prepared-store"]),
+    ("subcommand", &["command"]),
     ("drafter", &["drafter"]),
     ("transport", &["transport"]),
 ];

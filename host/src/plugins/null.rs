@@ -12,10 +12,13 @@ use plugfold_abi::points::{
     StreamLinkObject, StreamPiece, Transport, TransportObject, WeightLink, WeightLinkObject, Words,
     WordsObject, interest,
 };
-use plugfold_abi::points::{BatchFacts, ControlObject, Figure};
+use plugfold_abi::points::{
+    BatchFacts, Command, CommandObject, ControlObject, Figure, Matrix, MatrixRowsObject, Piece, Prepared,
+    PreparedKey, PreparedStore, PreparedStoreObject, WeightBuilder, WeightBuilderObject, WeightLayout,
+};
 use plugfold_abi::{
-    BelowObject, Bits, Call, Claim, CommObject, DType, Granted, List, OpError, Pass, PassContext, PassObject,
-    Plan, Program, Provider, ProviderObject, Query, Slice, SliceMut, Text, TextBuf, View,
+    BelowObject, Bits, Call, Claim, CommObject, DType, Granted, List, Maybe, OpError, Pass, PassContext,
+    PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, SliceMut, Text, TextBuf, View,
 };
 use plugfold_engine::hooks::{Hooks, OfferError};
 
@@ -64,6 +67,9 @@ pub fn hooks() -> Result<Hooks, OfferError> {
     hooks.add_object(NULL, RiderObject::new(Null))?;
     hooks.add_object(NULL, TransportObject::new(Null))?;
     hooks.add_object(NULL, WeightLinkObject::new(Null))?;
+    hooks.add_object(NULL, WeightBuilderObject::new(Null))?;
+    hooks.add_object(NULL, PreparedStoreObject::new(Null))?;
+    hooks.add_object(NULL, CommandObject::new(Null))?;
     hooks.add_object(NULL, RequestLinkObject::new(Null))?;
     hooks.add_object(NULL, PromptLinkObject::new(Null))?;
     hooks.add_object(NULL, StreamLinkObject::new(Null))?;
@@ -240,6 +246,9 @@ impl Transport for Null {
 }
 
 impl WeightLink for Null {
+    fn key(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
     fn names(&self) -> Result<List<TextBuf>, OpError> {
         Ok(List::new())
     }
@@ -254,6 +263,45 @@ impl WeightLink for Null {
         _: &mut List<f32>,
     ) -> Result<(), OpError> {
         Err(OpError::new(format!("asked for {}, which it does not replace", name.get_str())))
+    }
+}
+
+impl WeightBuilder for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn key(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn layout(&self, _: &Matrix<'_>) -> Result<Maybe<WeightLayout>, OpError> {
+        Ok(Maybe::RNone)
+    }
+    fn build(&self, matrix: &Matrix<'_>, _: &MatrixRowsObject, _: Slice<'_, View>) -> Result<(), OpError> {
+        Err(OpError::new(format!("asked to build {}, which it does not store", matrix.role)))
+    }
+}
+
+impl PreparedStore for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn find(&self, _: &PreparedKey<'_>) -> Result<Maybe<Prepared>, OpError> {
+        Ok(Maybe::RNone)
+    }
+    fn read(&self, _: &PreparedKey<'_>, _: SliceMut<'_, u8>) -> Result<(), OpError> {
+        Err(OpError::new("asked to read what it never found"))
+    }
+    fn offer(&self, _: &PreparedKey<'_>, _: Slice<'_, u8>, _: Slice<'_, Piece<'_>>) -> Result<(), OpError> {
+        Ok(())
+    }
+}
+
+impl Command for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn run(&self, _: Slice<'_, TextBuf>) -> Result<TextBuf, OpError> {
+        Ok(TextBuf::new())
     }
 }
 
@@ -278,7 +326,7 @@ mod tests {
     fn there_is_a_null_hook_of_every_kind() {
         let hooks = hooks().unwrap_or_else(|e| panic!("{e}"));
         let kinds: BTreeSet<&str> = hooks.list().into_iter().map(|(kind, _)| kind).collect();
-        assert_eq!(kinds.len(), 22, "a kind of hook is missing here, or a new one has no null: {kinds:?}");
+        assert_eq!(kinds.len(), 25, "a kind of hook is missing here, or a new one has no null: {kinds:?}");
         assert!(hooks.providers.len() > 20, "one for each operation of the reference");
     }
 }

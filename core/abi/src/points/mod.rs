@@ -5,6 +5,7 @@
 //! with equal arguments and must give equal answers: they get no clock, no memory figure and no host name.
 
 mod cache;
+mod command;
 mod drafts;
 mod observe;
 mod plan;
@@ -16,6 +17,7 @@ mod transport;
 mod weights;
 
 pub use cache::{Families, Family, FamilyInfo, Owner, Sequences, SequencesObject, SequencesTable};
+pub use command::{Command, CommandObject, CommandTable};
 pub use drafts::{
     Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftCutTable, DraftPolicy, DraftPolicyObject,
     DraftPolicyTable, Drafter, DrafterObject, DrafterTable, Forwards, ForwardsObject, ForwardsTable, HeadOut,
@@ -49,5 +51,7 @@ pub use transport::{
     SectionTable, Transport, TransportObject, TransportTable,
 };
 pub use weights::{
-    Source, SourceObject, SourceTable, TensorInfo, WeightLink, WeightLinkObject, WeightLinkTable,
+    Matrix, MatrixRows, MatrixRowsObject, MatrixRowsTable, PREPARED_PAGE, Piece, PlaneLayout, Prepared,
+    PreparedKey, PreparedStore, PreparedStoreObject, PreparedStoreTable, Purpose, Stored, WeightBuilder,
+    WeightBuilderObject, WeightBuilderTable, WeightLayout, WeightLink, WeightLinkObject, WeightLinkTable,
 };

@@ -124,6 +124,14 @@ impl Checkpoint {
         self.files.tensors.values().map(|place| (place.offsets.1 - place.offsets.0) as u64).sum()
     }
 
+    /// The files of the weights: name and length in bytes.
+    pub fn files(&self) -> impl Iterator<Item = (String, u64)> {
+        self.files.shards.iter().map(|shard| {
+            let name = shard.path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+            (name, shard.length())
+        })
+    }
+
     /// A tensor by the name it is stored under, without copying.
     pub fn tensor(&self, stored: &str) -> Option<TensorData<'_>> {
         let place = self.files.tensors.get(stored)?;

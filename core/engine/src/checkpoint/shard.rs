@@ -29,6 +29,11 @@ pub(super) struct Shard {
 }
 
 impl Shard {
+    /// Length of the file.
+    pub(super) fn length(&self) -> u64 {
+        self.map.len() as u64
+    }
+
     /// Maps a file and checks its header: every tensor's bytes lie inside the file, no two overlap, nothing is left
     /// over, and each length fits its shape and type.
     pub(super) fn open(path: &Path) -> Result<(Self, Entries), Vec<CheckpointError>> {

@@ -106,7 +106,9 @@ impl Core {
         }
         let (window, _) = self.bits(Phase::Window, 1, knobs)?;
         let version = plugfold_kernels::cpu::VERSION;
-        let names = one.iter().map(String::as_str).chain([version]);
+        // Equal arithmetic over other weights is another state. Untouched ones add nothing.
+        let weights = Some(&*self.changed).filter(|w| !w.is_empty());
+        let names = one.iter().map(String::as_str).chain([version]).chain(weights);
         let id = names
             .flat_map(|s| s.bytes().chain([0]))
             .fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));

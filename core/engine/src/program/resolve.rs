@@ -402,13 +402,14 @@ impl Registry {
             inputs: [DType::F32; MAX_INPUTS],
             outputs: [DType::F32; MAX_OUTPUTS],
         };
+        let phase = program.shape.phase;
         for (i, role) in step.weights.iter().enumerate().take(MAX_WEIGHTS) {
             let missing = || ResolveError::NoWeight {
                 op: step.op.to_string(),
                 layer: step.layer,
                 role: role.to_string(),
             };
-            let index = weights.find(step.layer, step.site, role).ok_or_else(missing)?;
+            let index = weights.find(step.layer, step.site, role, phase).ok_or_else(missing)?;
             parts.weights[i] = Some(index);
             parts.roles[i] = Text::from(role.as_str());
             parts.formats[i] = weights.get(index).format;

@@ -1,17 +1,29 @@
-//! The weights of one rank, in the formats that the kernels read.
+//! The weights of one rank, in the formats that the kernels read: built from tensors, by the reference or by builders of
+//! plugins, or read as they were built before.
 
 mod build;
+mod builders;
+mod error;
+mod links;
+mod load;
+mod prepared;
 mod recipe;
 mod source;
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use half::bf16;
-use plugfold_abi::{DType, Text, View, Weight};
+use memmap2::MmapMut;
+use plugfold_abi::points::Purpose;
+use plugfold_abi::{DType, Phase, Text, View, Weight};
 use plugfold_kernels::cpu::exl3::Lines;
 
+use builders::Job;
+pub use error::WeightError;
+pub use links::Linked;
+pub use load::{Given, Loaded, Origin, load};
+pub use prepared::Shelf;
 pub use recipe::{Kind, Part, Recipe, recipes};
 pub use source::Source;
 
@@ -23,6 +35,8 @@ enum Plane {
     U32(Vec<u32>),
     U8(Vec<u8>),
     Lines(Lines),
+    /// Elements that a builder made.
+    Built(Lines, DType, usize),
 }
 
 impl Plane {
@@ -34,12 +48,33 @@ impl Plane {
             Plane::U32(v) => (v.as_ptr().cast(), v.len(), DType::U32),
             Plane::U8(v) => (v.as_ptr(), v.len(), DType::U8),
             Plane::Lines(v) => (v.words().as_ptr().cast(), v.words().len(), DType::U32),
+            Plane::Built(v, dtype, len) => (v.words().as_ptr().cast(), *len, *dtype),
+        }
+    }
+
+    /// All bytes.
+    fn contents(&self) -> &[u8] {
+        match self {
+            Plane::F32(v) => bytemuck::cast_slice(v),
+            Plane::Bf16(v) => bytemuck::cast_slice(v),
+            Plane::U32(v) => bytemuck::cast_slice(v),
+            Plane::U8(v) => v,
+            Plane::Lines(v) => bytemuck::cast_slice(v.words()),
+            Plane::Built(v, dtype, len) => &bytemuck::cast_slice(v.words())[..len * dtype.size()],
         }
     }
 
     fn bytes(&self) -> usize {
         let (_, len, dtype) = self.place();
         len * dtype.size()
+    }
+
+    /// The plane as its kernel sees it, in so many rows.
+    fn view(&self, rows: usize) -> View {
+        let (ptr, len, dtype) = self.place();
+        let rows = rows.max(1);
+        let cols = (len / rows) as u32;
+        View { ptr: ptr.cast_mut(), rows: rows as u32, cols, stride: cols, dtype }
     }
 }
 
@@ -49,20 +84,43 @@ struct Made {
     planes: Vec<(Plane, usize)>,
 }
 
-/// All weights of a rank, found by layer, site and role.
+/// A name that stays for the process: formats of plugins are few, and weights hold them for as long as it runs.
+fn intern(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = names.get(name) {
+        return known;
+    }
+    let kept: &'static str = Box::leak(name.into());
+    names.insert(kept);
+    kept
+}
+
+type Place = (u32, u32, &'static str, Purpose);
+
+/// All weights of a rank, found by layer, site, role and what they are for.
 #[derive(Default)]
 pub struct WeightTable {
     weights: Vec<Weight>,
-    planes: Vec<Plane>,
-    index: HashMap<(u32, u32, &'static str), usize>,
+    /// Planes that were built, a list a weight.
+    planes: Vec<Vec<Plane>>,
+    /// Planes that were read as they had been built.
+    arena: Option<MmapMut>,
+    index: HashMap<Place, usize>,
 }
 
-// Weights point into `planes`, whose buffers never move or change.
+// Weights point into `planes` or the arena, whose memory never moves or changes.
 impl WeightTable {
-    /// The place of a weight.
-    pub fn find(&self, layer: u32, site: u32, role: &str) -> Option<usize> {
-        let index: &HashMap<(u32, u32, &str), usize> = &self.index;
-        index.get(&(layer, site, role)).copied()
+    /// The place of a weight for programs of a phase: the copy for that phase, if there is one.
+    pub fn find(&self, layer: u32, site: u32, role: &str, phase: Phase) -> Option<usize> {
+        let own = match phase {
+            Phase::Draft => Purpose::Draft,
+            Phase::Prefill => Purpose::Prefill,
+            Phase::Window => Purpose::Main,
+        };
+        let index: &HashMap<(u32, u32, &str, Purpose), usize> = &self.index;
+        let at = |purpose| index.get(&(layer, site, role, purpose)).copied();
+        at(own).or_else(|| at(Purpose::Main))
     }
 
     /// A weight by its place.
@@ -72,7 +130,8 @@ impl WeightTable {
 
     /// Bytes of all planes.
     pub fn bytes(&self) -> usize {
-        self.planes.iter().map(Plane::bytes).sum()
+        let built: usize = self.planes.iter().flatten().map(Plane::bytes).sum();
+        built + self.arena.as_ref().map_or(0, |arena| arena.len())
     }
 
     /// How many weights there are.
@@ -85,19 +144,19 @@ impl WeightTable {
         self.weights.is_empty()
     }
 
-    fn push(&mut self, recipe: &Recipe, made: Made) {
+    /// Every weight with its layer, site and what it is for, in no particular order.
+    pub fn all(&self) -> impl Iterator<Item = (u32, u32, Purpose, &Weight)> {
+        self.index.iter().map(|((layer, site, _, purpose), &at)| (*layer, *site, *purpose, &self.weights[at]))
+    }
+
+    fn push(&mut self, job: &Job<'_>, format: &'static str, views: &[View]) {
+        let recipe = job.recipe;
         let mut planes = [View::EMPTY; 4];
-        for (view, (plane, rows)) in planes.iter_mut().zip(made.planes) {
-            let (ptr, len, dtype) = plane.place();
-            let rows = rows.max(1);
-            let cols = (len / rows) as u32;
-            *view = View { ptr: ptr.cast_mut(), rows: rows as u32, cols, stride: cols, dtype };
-            self.planes.push(plane);
-        }
-        self.index.insert((recipe.layer, recipe.site, recipe.role), self.weights.len());
+        planes.iter_mut().zip(views).for_each(|(to, view)| *to = *view);
+        self.index.insert((recipe.layer, recipe.site, recipe.role, job.purpose), self.weights.len());
         self.weights.push(Weight {
             role: Text::from(recipe.role),
-            format: Text::from(made.format),
+            format: Text::from(format),
             n: recipe.n as u32,
             k: recipe.k as u32,
             count: recipe.count as u32,
@@ -105,39 +164,15 @@ impl WeightTable {
         });
     }
 
-    /// A second name for a weight that is already there.
-    fn alias(&mut self, from: (u32, u32, &'static str), to: (u32, u32, &'static str)) {
-        if let Some(&at) = self.index.get(&from) {
-            self.index.insert(to, at);
+    /// Second names: the draft head looks tokens up in the model's own table.
+    fn alias(&mut self, recipes: &[Recipe]) {
+        for recipe in recipes.iter().filter(|r| r.role == "mtp.eh") {
+            if let Some(&at) = self.index.get(&(plugfold_abi::NO_LAYER, 0, "embed", Purpose::Main)) {
+                self.index.insert((recipe.layer, recipe.site, "embed", Purpose::Main), at);
+            }
         }
     }
 }
 
 /// Told how far loading is: bytes of weights made so far.
 pub type Progress = Arc<dyn Fn(usize) + Send + Sync>;
-
-/// Builds every weight of a rank.
-///
-/// # Errors
-/// The first unreadable tensor.
-pub fn load<S: Source>(source: &S, list: &[Recipe], progress: &Progress) -> Result<WeightTable, S::Error> {
-    use rayon::prelude::*;
-    let done = AtomicUsize::new(0);
-    let made: Vec<Made> = list
-        .par_iter()
-        .map(|recipe| {
-            let made = build::build(source, recipe)?;
-            let bytes = made.planes.iter().map(|(plane, _)| plane.bytes()).sum();
-            progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
-            Ok(made)
-        })
-        .collect::<Result<_, S::Error>>()?;
-    let mut table = WeightTable::default();
-    for (recipe, made) in list.iter().zip(made) {
-        table.push(recipe, made);
-    }
-    for recipe in list.iter().filter(|r| r.role == "mtp.eh") {
-        table.alias((plugfold_abi::NO_LAYER, 0, "embed"), (recipe.layer, recipe.site, "embed"));
-    }
-    Ok(table)
-}

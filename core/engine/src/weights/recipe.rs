@@ -47,6 +47,10 @@ pub struct Recipe {
     pub k: usize,
     /// Matrices in a stack.
     pub count: usize,
+    /// First of this rank's columns among those of the whole matrix.
+    pub first: usize,
+    /// Columns of the whole matrix, over all ranks.
+    pub inputs: usize,
     /// What is put together, matrix by matrix, row block by row block.
     pub parts: Vec<Part>,
 }
@@ -120,19 +124,27 @@ impl List<'_> {
                 cols: 0..k,
             })
             .collect();
-        self.push(role, kind, k, 1, parts);
+        self.push(role, kind, (0..k, k), 1, parts);
     }
 
-    /// A matrix of `n` rows of which this rank has the given columns: its input is divided.
-    fn add_columns(&mut self, role: &'static str, name: &str, n: usize, cols: Range<usize>) {
-        let k = cols.len();
-        let part = Part { tensor: format!("{}{name}", self.prefix), rows: 0..n, cols };
-        self.push(role, Kind::Dense, k, 1, vec![part]);
+    /// A matrix of `n` rows of which this rank has the given columns of `inputs`: its input is divided.
+    fn add_columns(&mut self, role: &'static str, name: &str, n: usize, cols: Range<usize>, inputs: usize) {
+        let part = Part { tensor: format!("{}{name}", self.prefix), rows: 0..n, cols: cols.clone() };
+        self.push(role, Kind::Dense, (cols, inputs), 1, vec![part]);
     }
 
-    fn push(&mut self, role: &'static str, kind: Kind, k: usize, count: usize, parts: Vec<Part>) {
+    /// A weight of parts that all have the columns `cols` of `inputs`.
+    fn push(
+        &mut self,
+        role: &'static str,
+        kind: Kind,
+        (cols, inputs): (Range<usize>, usize),
+        count: usize,
+        parts: Vec<Part>,
+    ) {
         let n = parts.iter().map(|p| p.rows.len()).sum::<usize>() / count;
-        self.out.push(Recipe { layer: self.layer, site: self.site, role, kind, n, k, count, parts });
+        let (layer, site, first, k) = (self.layer, self.site, cols.start, cols.len());
+        self.out.push(Recipe { layer, site, role, kind, n, k, count, first, inputs, parts });
     }
 
     fn norms(&mut self) {
@@ -182,7 +194,7 @@ impl List<'_> {
         self.add("kda.dt_bias", Kind::Plain, 1, &[("self_attn.dt_bias", c.clone())]);
         self.add("kda.a_log", Kind::Plain, 1, &[("self_attn.A_log", heads)]);
         self.add("kda.o_norm", Kind::Plain, 1, &[("self_attn.o_norm.weight", 0..k.head_dim)]);
-        self.add_columns("kda.o", "self_attn.o_proj.weight", d, c);
+        self.add_columns("kda.o", "self_attn.o_proj.weight", d, c, k.heads * k.head_dim);
     }
 
     fn mla(&mut self, indexer: Indexer) {
@@ -203,7 +215,8 @@ impl List<'_> {
         self.add("mla.q_b", Kind::Dense, m.q_rank, &[("self_attn.q_b_proj.weight", q)]);
         let kv = self.split.columns(m.heads, m.key_dim + m.value_dim);
         self.add("mla.kv_b", Kind::Dense, m.kv_rank, &[("self_attn.kv_b_proj.weight", kv)]);
-        self.add_columns("mla.o", "self_attn.o_proj.weight", d, self.split.columns(m.heads, m.value_dim));
+        let o = self.split.columns(m.heads, m.value_dim);
+        self.add_columns("mla.o", "self_attn.o_proj.weight", d, o, m.heads * m.value_dim);
         if indexer == Indexer::Own {
             let q = ix.heads * ix.head_dim;
             self.add("idx.q_b", Kind::Dense, m.q_rank, &[("self_attn.indexer.wq_b.weight", 0..q)]);
@@ -219,7 +232,7 @@ impl List<'_> {
         let share = self.split.share(width);
         let (gate, value) = (format!("{block}.gate_proj.weight"), format!("{block}.up_proj.weight"));
         self.add(up, Kind::Dense, d, &[(&gate, share.clone()), (&value, share.clone())]);
-        self.add_columns(down, &format!("{block}.down_proj.weight"), d, share);
+        self.add_columns(down, &format!("{block}.down_proj.weight"), d, share, width);
     }
 
     fn moe(&mut self) {
@@ -236,8 +249,8 @@ impl List<'_> {
         let down = (0..m.experts)
             .map(|e| Part { tensor: tensor(e, "down"), rows: 0..d, cols: share.clone() })
             .collect();
-        self.push("experts.gate_up", Kind::Dense, d, m.experts, up);
-        self.push("experts.down", Kind::Dense, share.len(), m.experts, down);
+        self.push("experts.gate_up", Kind::Dense, (0..d, d), m.experts, up);
+        self.push("experts.down", Kind::Dense, (share, m.width), m.experts, down);
         self.swiglu("shared.gate_up", "shared.down", "mlp.shared_experts", m.shared_width());
     }
 }

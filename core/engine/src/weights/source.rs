@@ -11,6 +11,8 @@ use crate::checkpoint::{CheckpointError, Dtype, Exl3Tensor, Resolved};
 pub trait Source: Sync {
     /// The failure of a read.
     type Error: std::error::Error + From<exl3::Error> + Send + Sync + 'static;
+    /// Whether there is a tensor of this published name.
+    fn has(&self, name: &str) -> bool;
     /// Whether a tensor is stored as bf16 (then [`Source::read_bf16`] is exact).
     fn is_bf16(&self, name: &str) -> bool;
     /// Rows and columns of a tensor as f32, row-major. A vector is one column; further dimensions count as columns.
@@ -42,6 +44,10 @@ pub trait Source: Sync {
 
 impl Source for Resolved {
     type Error = CheckpointError;
+
+    fn has(&self, name: &str) -> bool {
+        self.contains(name)
+    }
 
     fn is_bf16(&self, name: &str) -> bool {
         self.dtype(name).is_ok_and(|d| d == Dtype::BF16)
