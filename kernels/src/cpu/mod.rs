@@ -8,5 +8,5 @@ pub mod roofline;
 pub mod rows;
 mod simd;
 
-pub use ops::{Lists, VERSION, down_tiled, operands, reference, up_tiled};
+pub use ops::{Lists, VERSION, down_tiled, groups, operands, reference, up_tiled, write_latents};
 pub use par::threads;

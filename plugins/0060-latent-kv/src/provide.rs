@@ -52,26 +52,12 @@ impl Op {
 /// The provider of one operation.
 pub struct Latent(pub Op);
 
-/// Whether a product may be claimed.
-///
-/// # Errors
-/// A matrix in another format: only this plugin's programs have these operations, and it cannot read it.
-fn product(query: &Query<'_>) -> Result<bool, OpError> {
+/// Whether a product may be claimed: of a matrix in panels. One in another format is its plugin's to multiply by; where
+/// nobody does, the start is refused with operation, layer and format.
+fn product(query: &Query<'_>) -> bool {
     let [format, rest @ ..] = query.weight_formats;
-    let format = format.get_str();
-    if rest.iter().any(|f| !f.is_empty()) {
-        return Ok(false);
-    }
-    if [formats::PANEL16_BF16, formats::PANEL16_F32].contains(&format) {
-        return Ok(true);
-    }
-    Err(OpError::invalid(format!(
-        "{} of layer {} needs {KV_B} in format {} or {}, it is in {format:?}: keep that matrix unquantized, or set latent_kv = 0",
-        query.op.get_str(),
-        query.layer,
-        formats::PANEL16_BF16,
-        formats::PANEL16_F32
-    )))
+    let panels = [formats::PANEL16_BF16, formats::PANEL16_F32].contains(&format.get_str());
+    panels && rest.iter().all(|f| f.is_empty())
 }
 
 impl Provider for Latent {
@@ -88,7 +74,7 @@ impl Provider for Latent {
             && cache.addressing == Addressing::Linear
             && rest.iter().all(|c| c.format.is_empty());
         let mine = match self.0 {
-            Op::Absorb | Op::Expand => product(query)?,
+            Op::Absorb | Op::Expand => product(query),
             Op::Write | Op::Dense | Op::Sparse => {
                 latents && query.weight_formats.iter().all(|f| f.is_empty())
             }
@@ -227,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_that_cannot_be_read_is_refused_by_name() {
+    fn a_matrix_in_another_format_is_left_to_others() {
         for op in [Op::Absorb, Op::Expand] {
             for format in [formats::PANEL16_BF16, formats::PANEL16_F32] {
                 assert_eq!(
@@ -235,12 +221,9 @@ mod tests {
                     Some("latent-fma")
                 );
             }
-            let told = Latent(op).claim(&query(op, formats::EXL3_SEGMENTS, "", Addressing::State));
-            let told = told.unwrap_err().to_string();
-            assert!(
-                told.contains("mla.kv_b") && told.contains("exl3.segments") && told.contains("latent_kv = 0"),
-                "{told}"
-            );
+            for format in [formats::EXL3_SEGMENTS, "q4.g64"] {
+                assert_eq!(bits(op, &query(op, format, "", Addressing::State)), None, "{format}");
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! they are, in the panels of the one matrix `[heads * (key + value), rank]`; nothing is stored a second time.
 
 use super::dense::{Element, Elements, PANEL, PackedMatrix, RowMap, multiply_here, widen};
+use super::grouped::GroupedMatrix;
 use super::mla::Shape;
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
@@ -78,8 +79,41 @@ fn covering(first: usize, rows: usize) -> (usize, usize, usize) {
     (panel, (first + rows).div_ceil(PANEL) - panel, first % PANEL)
 }
 
-fn check(w: PackedMatrix<'_>, shape: Shape, rows: (usize, usize), cols: [(usize, usize); 2]) {
-    assert_eq!(w.n(), shape.row_len(), "latents: rows of the matrix");
+/// A matrix whose panels can be looked at, a few at a time.
+pub trait Panels: Sync {
+    /// Outputs and inputs.
+    fn sizes(&self) -> (usize, usize);
+    /// Shows panels `first .. first + count` as a matrix.
+    fn show(&self, first: usize, count: usize, look: &mut dyn FnMut(PackedMatrix<'_>));
+}
+
+impl Panels for PackedMatrix<'_> {
+    fn sizes(&self) -> (usize, usize) {
+        (self.n(), self.k())
+    }
+    fn show(&self, first: usize, count: usize, look: &mut dyn FnMut(PackedMatrix<'_>)) {
+        look(self.panels(first, count));
+    }
+}
+
+/// Decoded where they are needed, a head's at a time.
+impl Panels for GroupedMatrix<'_> {
+    fn sizes(&self) -> (usize, usize) {
+        (self.grid().n, self.grid().k)
+    }
+    fn show(&self, first: usize, count: usize, look: &mut dyn FnMut(PackedMatrix<'_>)) {
+        let (n, k) = self.sizes();
+        let outputs = (n - first * PANEL).min(count * PANEL);
+        let decoded = self.decode(first, outputs.div_ceil(PANEL));
+        // As many as the panels have: the sizes are those that were decoded.
+        if let Ok(panels) = PackedMatrix::new(outputs, k, Elements::F32(&decoded)) {
+            look(panels);
+        }
+    }
+}
+
+fn check(w: &impl Panels, shape: Shape, rows: (usize, usize), cols: [(usize, usize); 2]) {
+    assert_eq!(w.sizes().0, shape.row_len(), "latents: rows of the matrix");
     assert_eq!(rows.0, rows.1, "latents: rows in and out");
     assert!(cols.iter().all(|(got, want)| got == want), "latents: widths {cols:?}");
 }
@@ -88,10 +122,10 @@ fn check(w: PackedMatrix<'_>, shape: Shape, rows: (usize, usize), cols: [(usize,
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn absorb(q: Rows<'_>, w: PackedMatrix<'_>, shape: Shape, out: RowsMut<'_>) {
-    let (rows, rank) = (q.rows(), w.k());
+pub fn absorb(q: Rows<'_>, w: impl Panels, shape: Shape, out: RowsMut<'_>) {
+    let (rows, rank) = (q.rows(), w.sizes().1);
     let cols = [(q.cols(), shape.heads * shape.key), (out.cols(), shape.heads * rank)];
-    check(w, shape, (rows, out.rows()), cols);
+    check(&w, shape, (rows, out.rows()), cols);
     if rows == 0 || rank == 0 {
         return;
     }
@@ -104,10 +138,10 @@ pub fn absorb(q: Rows<'_>, w: PackedMatrix<'_>, shape: Shape, out: RowsMut<'_>) 
             to.as_flattened_mut()[before..before + shape.key].copy_from_slice(q);
         }
         let mut made = vec![0.0f32; rows * rank];
-        match w.panels(panel, panels).data() {
+        w.show(panel, panels, &mut |w| match w.data() {
             Elements::Bf16(data) => absorb_head(&padded, data.as_chunks().0, rank, &mut made),
             Elements::F32(data) => absorb_head(&padded, data.as_chunks().0, rank, &mut made),
-        }
+        });
         for (r, made) in made.chunks_exact(rank).enumerate() {
             out.row_mut(r).copy_from_slice(made);
         }
@@ -119,23 +153,24 @@ pub fn absorb(q: Rows<'_>, w: PackedMatrix<'_>, shape: Shape, out: RowsMut<'_>) 
 ///
 /// # Panics
 /// When the shapes do not fit.
-pub fn expand(u: Rows<'_>, w: PackedMatrix<'_>, shape: Shape, out: RowsMut<'_>) {
-    let (rows, rank) = (u.rows(), w.k());
+pub fn expand(u: Rows<'_>, w: impl Panels, shape: Shape, out: RowsMut<'_>) {
+    let (rows, rank) = (u.rows(), w.sizes().1);
     let cols = [(u.cols(), shape.heads * rank), (out.cols(), shape.heads * shape.value)];
-    check(w, shape, (rows, out.rows()), cols);
+    check(&w, shape, (rows, out.rows()), cols);
     if rows == 0 || shape.value == 0 {
         return;
     }
     par::each(out.column_pieces(shape.value), rows * shape.heads * shape.value * rank, |head, mut out| {
         let first = head * (shape.key + shape.value) + shape.key;
         let (panel, panels, before) = covering(first, shape.value);
-        let w = w.panels(panel, panels);
-        let mut made = vec![0.0f32; rows * w.n()];
-        let view = &mut RowsMut::new(&mut made, w.n());
-        multiply_here(u.columns(head * rank, rank), w, RowMap::All, view);
-        for (r, made) in made.chunks_exact(w.n()).enumerate() {
-            out.row_mut(r).copy_from_slice(&made[before..before + shape.value]);
-        }
+        w.show(panel, panels, &mut |w| {
+            let mut made = vec![0.0f32; rows * w.n()];
+            let view = &mut RowsMut::new(&mut made, w.n());
+            multiply_here(u.columns(head * rank, rank), w, RowMap::All, view);
+            for (r, made) in made.chunks_exact(w.n()).enumerate() {
+                out.row_mut(r).copy_from_slice(&made[before..before + shape.value]);
+            }
+        });
     });
 }
 

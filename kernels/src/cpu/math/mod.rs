@@ -5,6 +5,7 @@
 
 pub mod act;
 pub mod dense;
+pub mod grouped;
 pub mod hc;
 pub mod indexer;
 pub mod kda;

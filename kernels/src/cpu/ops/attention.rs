@@ -1,6 +1,6 @@
 //! Latent attention in per-head form: `mla.write`, `mla.dense`, `mla.sparse`.
 
-use plugfold_abi::{Addressing, OpError};
+use plugfold_abi::{Addressing, Call, OpError};
 
 use super::operands::{Cache, Operands, Sequence};
 use crate::cpu::math::mla::{Keys, Shape, attention};
@@ -23,20 +23,46 @@ fn layer<'c>(o: &Operands<'c>) -> Result<Layer<'c>, OpError> {
 }
 
 pub(super) fn write(o: &Operands<'_>) -> Result<(), OpError> {
+    let Layer { shape, rank, .. } = layer(o)?;
+    let w = o.matrix(0, "mla.kv_b", shape.row_len(), rank)?;
+    write_by(o, |x, out| w.multiply(o, x, None, out))
+}
+
+/// A call of `mla.write` in the reference's cache format, for weights in a format of a plugin: `matrix` finds the product
+/// with `mla.kv_b`, given its outputs `H * (d + v)` and inputs r.
+///
+/// # Errors
+/// Operands of another shape, or what `matrix` fails with.
+pub fn write_latents<'c, M: Fn(Rows<'_>, RowsMut<'_>)>(
+    call: &'c Call<'c>,
+    matrix: impl FnOnce(&Operands<'c>, usize, usize) -> Result<M, OpError>,
+) -> Result<(), OpError> {
+    let o = Operands::new("mla.write", call)?;
+    let Layer { shape, rank, .. } = layer(&o)?;
+    let multiply = matrix(&o, shape.row_len(), rank)?;
+    write_by(&o, |x, out| {
+        multiply(x, out);
+        Ok(())
+    })
+}
+
+fn write_by(
+    o: &Operands<'_>,
+    multiply: impl Fn(Rows<'_>, RowsMut<'_>) -> Result<(), OpError>,
+) -> Result<(), OpError> {
     let Layer { shape, rank, cache } = layer(o)?;
     let latent = o.input::<f32>(0, "latent", o.rows(), rank)?;
-    let w = o.matrix(0, "mla.kv_b", shape.row_len(), rank)?;
     let (alone, together): (Vec<Sequence>, Vec<Sequence>) =
         o.sequences()?.into_iter().partition(|s| s.rows.len() >= ALONE);
     for s in alone {
         // SAFETY: the rows of this call's sequences are this call's alone.
         let out = unsafe { cache.write(s.at, s.start, s.rows.len())? };
-        w.multiply(o, latent.range(s.rows.start, s.rows.len()), None, out)?;
+        multiply(latent.range(s.rows.start, s.rows.len()), out)?;
     }
     let rows: Vec<usize> = together.iter().flat_map(|s| s.rows.clone()).collect();
     let gathered: Vec<f32> = rows.iter().flat_map(|r| latent.row(*r)).copied().collect();
     let mut expanded = vec![0.0; rows.len() * shape.row_len()];
-    w.multiply(o, Rows::new(&gathered, rank), None, RowsMut::new(&mut expanded, shape.row_len()))?;
+    multiply(Rows::new(&gathered, rank), RowsMut::new(&mut expanded, shape.row_len()))?;
     let mut src = expanded.chunks_exact(shape.row_len());
     for s in together {
         // SAFETY: as above.

@@ -7,6 +7,7 @@ mod attention;
 mod comm;
 mod embed;
 mod experts;
+pub mod groups;
 mod hyper;
 mod index;
 mod kda;
@@ -23,7 +24,7 @@ use plugfold_abi::{
     ProviderObject, Query, TextBuf, formats,
 };
 
-pub use attention::Lists;
+pub use attention::{Lists, write_latents};
 pub use experts::{down_tiled, up_tiled};
 use operands::Operands;
 

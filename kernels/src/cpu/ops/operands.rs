@@ -10,6 +10,7 @@ use plugfold_abi::{
 use super::weights::{Matrix, Stack, Table};
 use crate::cpu::exl3::{EmbeddingView, Segments};
 use crate::cpu::math::dense::{Elements, PackedMatrix, packed_len};
+use crate::cpu::math::grouped::{Codes, Grid, GroupedMatrix};
 use crate::cpu::rows::{Rows, RowsMut};
 
 /// The only row format of the reference caches.
@@ -34,6 +35,15 @@ impl Item for u32 {
 }
 impl Item for u8 {
     const DTYPE: DType = DType::U8;
+}
+
+/// Width of the codes of a matrix in groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// 4 bits, with offsets.
+    Four,
+    /// 8 bits, without.
+    Eight,
 }
 
 /// The rows of one sequence in a call.
@@ -317,6 +327,38 @@ impl<'c> Operands<'c> {
             Some(data) => self.packed(name, n, k, data),
             None => Err(self.format_error(name, weight, &[formats::PANEL16_BF16, formats::PANEL16_F32])),
         }
+    }
+
+    /// A matrix `[n, k]` in groups, in a format of a plugin: plane 0 has the codes, plane 1 the scales, plane 2 the offsets
+    /// (4 bits only), plane 3 the header of [`Grid`].
+    ///
+    /// # Errors
+    /// Another weight, or none.
+    pub fn grouped(
+        &self,
+        format: &str,
+        width: Width,
+        i: usize,
+        name: &str,
+        (n, k): (usize, usize),
+    ) -> Result<GroupedMatrix<'c>, OpError> {
+        let weight = self.weight(i, name)?;
+        if weight.format.get_str() != format {
+            return Err(self.format_error(name, weight, &[format]));
+        }
+        self.sizes(weight, name, n, k, 1)?;
+        let wrong = |e: &dyn std::fmt::Display| self.error(&format!("weight {name}: {e}"));
+        let grid = Grid::read(n, k, self.whole_plane(weight, 3, name)?).map_err(|e| wrong(&e))?;
+        let scales = self.whole_plane(weight, 1, name)?;
+        let (codes, offsets): (_, &[bf16]) = match width {
+            Width::Four => {
+                (Codes::Nibbles(self.whole_plane(weight, 0, name)?), self.whole_plane(weight, 2, name)?)
+            }
+            Width::Eight => {
+                (Codes::Bytes(bytemuck::cast_slice(self.whole_plane::<u8>(weight, 0, name)?)), &[])
+            }
+        };
+        GroupedMatrix::new(grid, codes, scales, offsets).map_err(|e| wrong(&e))
     }
 
     fn packed(
