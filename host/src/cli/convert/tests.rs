@@ -121,3 +121,75 @@ fn what_was_altered_on_the_way_is_found() {
     let error = verify(out.path(), &config, &layout.targets, &hashes, 1).unwrap_err().to_string();
     assert!(error.contains(&layout.targets[7].name), "{error}");
 }
+
+/// The tiny checkpoint with every matrix that may be so in blocks of 8 bits, of `rows` x 40 numbers with one scale.
+fn eight_bits(rows: usize) -> tempfile::TempDir {
+    use plugfold_engine::checkpoint::inventory;
+    use safetensors::Dtype;
+    use safetensors::tensor::TensorView;
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = read_json(&Path::new(TINY).join("config.json")).unwrap();
+    config["quantization_config"] =
+        json!({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [rows, 40]});
+    shards::write_json(&dir.path().join("config.json"), &config).unwrap();
+    let config = ModelConfig::from_dir(dir.path()).unwrap();
+    let source = Checkpoint::open(Path::new(TINY)).unwrap();
+    let mut tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for name in source.names() {
+        let data = source.tensor(name).unwrap();
+        tensors.insert(name.into(), (data.dtype, data.shape.to_vec(), data.bytes.to_vec()));
+    }
+    let mut state = 1_u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 16
+    };
+    for tensor in inventory(&config).iter().filter(|t| t.dtypes.contains(&Dtype::F8_E4M3)) {
+        let [height, width] = tensor.shape[..] else { panic!("{}", tensor.name) };
+        // Without the lowest bit of the exponent no code is one of the two that are no numbers.
+        let codes = (0..height * width).map(|_| (next() as u8) & 0xf7).collect();
+        tensors.insert(tensor.name.clone(), (Dtype::F8_E4M3, tensor.shape.clone(), codes));
+        let blocks = vec![height.div_ceil(rows), width.div_ceil(40)];
+        let scales = (0..blocks[0] * blocks[1]).flat_map(|_| (next() as f32 / 3e7).to_le_bytes()).collect();
+        tensors.insert(format!("{}_scale_inv", tensor.name), (Dtype::F32, blocks, scales));
+    }
+    let views = tensors.iter().map(|(n, (d, s, b))| (n, TensorView::new(*d, s.clone(), b).unwrap()));
+    safetensors::serialize_to_file(views, None, &dir.path().join("model.safetensors")).unwrap();
+    dir
+}
+
+#[test]
+fn blocks_of_8_bits_are_stacked_with_their_scales_and_cut_again() {
+    let source = eight_bits(32);
+    let (stacked, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    convert(source.path(), stacked.path(), "transformers", &[]).unwrap();
+    let names = contents(stacked.path());
+    let experts = "model.language_model.layers.2.mlp.experts";
+    let (codes, scales) =
+        (&names[&format!("{experts}.gate_up_proj")], &names[&format!("{experts}.gate_up_proj_scale_inv")]);
+    assert_eq!((codes.0.as_str(), &codes.1[..]), ("F8_E4M3", &[16, 128, 128][..]));
+    assert_eq!((scales.0.as_str(), &scales.1[..]), ("F32", &[16, 4, 4][..]));
+    assert!(!names.keys().any(|name| name.contains("experts.0.")));
+
+    // The same numbers under the new names, and the same bytes under the old ones.
+    let config = ModelConfig::from_dir(source.path()).unwrap();
+    let open = |dir: &Path| Checkpoint::open(dir).unwrap().check(&config).unwrap();
+    let (before, after) = (open(source.path()), open(stacked.path()));
+    for (expert, which) in [(0, "gate"), (5, "up"), (15, "down")] {
+        let name = format!("{experts}.{expert}.{which}_proj.weight");
+        let values = before.f32(&name).unwrap();
+        assert!(values.iter().any(|v| *v != 0.0) && after.f32(&name).unwrap() == values, "{name}");
+    }
+    convert(stacked.path(), back.path(), "published", &[]).unwrap();
+    assert!(contents(back.path()) == contents(source.path()));
+}
+
+#[test]
+fn blocks_of_8_bits_that_cross_from_one_part_to_the_next_cannot_be_stacked() {
+    // Up begins at row 64, in the middle of a block of 48 rows.
+    let (source, out) = (eight_bits(48), tempfile::tempdir().unwrap());
+    let error = convert(source.path(), out.path(), "transformers", &[]).unwrap_err().to_string();
+    assert!(error.contains("experts.gate_up_proj") && error.contains("inside a block of 48 rows"), "{error}");
+    assert_eq!(std::fs::read_dir(out.path()).unwrap().count(), 0, "nothing was written");
+}
