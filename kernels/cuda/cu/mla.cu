@@ -1,0 +1,189 @@
+// Latent attention in per-head form: `mla.dense` and `mla.sparse`, and the addresses at which `mla.write` puts its rows.
+//
+// A cache row is, head by head, d channels of the key and then v of the value. Keys come in tiles of 16, four of them a stretch. Per row and head,
+// tile by tile: scores; if the largest score so far grew, what was summed is scaled down; the numerators are added to
+// their sum; each channel of the output is continued by a chain of multiply-adds over the tile's keys in order. At the end
+// it is divided by the sum. That order is all that decides a row's bits, not the rows that share a block.
+// Bound: the bytes of the keys and values, once a block; the rate of multiply-adds where 16 rows share them.
+
+// Addresses of the cache rows that rows of a call are written to.
+KERNEL THREADS(128) mla_rows(const Round* round, u32 first_row, u32 rows, Cache cache, u64* to) {
+  u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= rows) return;
+  u32 seq = round->row_seq[first_row + i];
+  to[i] = (u64)cache.row(round->seq_slot[seq], round->seq_parity[seq], round->positions[first_row + i]);
+}
+
+#define KEYS 16
+// Keys whose scores are made at once.
+#define STRETCH 64
+#define ATTEND_THREADS 256
+
+struct Attend {
+  const float* q;
+  u64 q_stride;
+  float* out;
+  u64 out_stride;
+  // Positions that a row sees; null: all up to its own.
+  const i32* lists;
+  u64 lists_stride;
+  const i32* counts;
+  u64 counts_stride;
+  u32 first_row, rows, d, v;
+  float scale;
+  // Most positions of a list.
+  u32 longest;
+};
+
+// Rows `first ..` of a call, at most R, that are rows of one sequence, one after another. None: nothing to do.
+struct Block {
+  u32 first, count, seq;
+};
+
+// A row starts a block where it is its sequence's first in the call, or a multiple of R rows after that.
+template <u32 R> DEVICE Block block_of(const Round* round, u32 first_row, u32 rows, u32 index) {
+  u32 seq = round->row_seq[first_row + index];
+  u32 start = round->seq_first[seq], end = start + round->seq_rows[seq];
+  start = start > first_row ? start : first_row;
+  end = low(end, first_row + rows);
+  u32 at = first_row + index;
+  if ((at - start) % R != 0) return {index, 0, seq};
+  return {index, low(R, end - at), seq};
+}
+
+// Scores of a stretch: `p[row][key]`. A warp takes R rows and `EACH` keys at a time; its lanes share the channels.
+template <u32 R, u32 EACH>
+DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* const* keys, u32 d, float scale, float (*p)[STRETCH]) {
+#pragma unroll 1
+  for (u32 key = warp() * EACH; key < STRETCH; key += ATTEND_THREADS / 32 * EACH) {
+    float sum[R][EACH];
+#pragma unroll
+    for (u32 r = 0; r < R; r++) {
+#pragma unroll
+      for (u32 e = 0; e < EACH; e++) sum[r][e] = 0.0f;
+    }
+#pragma unroll 4
+    for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
+      bool there = i < d;
+      float k[EACH];
+#pragma unroll
+      for (u32 e = 0; e < EACH; e++) k[e] = there ? keys[key + e][i] : 0.0f;
+#pragma unroll
+      for (u32 r = 0; r < R; r++) {
+        float x = there && r < count ? q[r * q_stride + i] : 0.0f;
+#pragma unroll
+        for (u32 e = 0; e < EACH; e++) sum[r][e] = fma_rn(x, k[e], sum[r][e]);
+      }
+    }
+#pragma unroll
+    for (u32 r = 0; r < R; r++) {
+#pragma unroll
+      for (u32 e = 0; e < EACH; e++) {
+        float s = tree(sum[r][e]);
+        if (lane() == 0) p[r][key + e] = s * scale;
+      }
+    }
+  }
+}
+
+template <u32 R, u32 EACH> DEVICE void attend(const Round* round, const Attend& o, const Cache& cache) {
+  SHARED float s_p[R][STRETCH], s_shrink[R][STRETCH / KEYS], s_sum[R];
+  SHARED const float* s_keys[STRETCH];
+  SHARED u32 s_wrong;
+  Block block = block_of<R>(round, o.first_row, o.rows, blockIdx.x);
+  if (block.count == 0) return;
+  u32 head = blockIdx.y, width = o.d + o.v;
+  u32 slot = round->seq_slot[block.seq], parity = round->seq_parity[block.seq];
+  u32 position = round->positions[o.first_row + block.first];
+  const float* q = o.q + block.first * o.q_stride + head * o.d;
+  const i32* list = o.lists ? o.lists + block.first * o.lists_stride : nullptr;
+  u32 seen = list ? (u32)o.counts[block.first * o.counts_stride] : position + 1;
+  // A list that is empty, too long or goes past the row reads nothing that is not the row's: it gives no numbers.
+  bool wrong = list && (seen == 0 || seen > o.longest);
+  if (wrong) seen = 1;
+  if (threadIdx.x == 0) s_wrong = wrong;
+  __syncthreads();
+  u32 longest = list ? seen : position + block.count;
+  const float* base = cache.row(slot, parity, 0) + head * width;
+  u64 stride = cache.row_bytes / 4;
+  // Warp r keeps the largest score and the sum of row r; thread c has channels c and c + 256 of all rows.
+  float top = -infinity(), total = 0.0f;
+  float acc[2][R];
+#pragma unroll
+  for (u32 r = 0; r < R; r++) acc[0][r] = acc[1][r] = 0.0f;
+  for (u32 first = 0; first < longest; first += STRETCH) {
+    if (threadIdx.x < STRETCH) {
+      u32 at = low(first + threadIdx.x, longest - 1);
+      u32 key = list ? (u32)list[at] : at;
+      if (list && key > position) {
+        key = 0;
+        s_wrong = 1;
+      }
+      s_keys[threadIdx.x] = base + key * stride;
+    }
+    __syncthreads();
+    stretch_scores<R, EACH>(q, o.q_stride, block.count, s_keys, o.d, o.scale, s_p);
+    __syncthreads();
+    if (warp() < R) {
+      u32 r = warp();
+      for (u32 t = 0; t < STRETCH / KEYS; t++) {
+        u32 from = first + t * KEYS, mine = seen + r > from ? low(KEYS, seen + r - from) : 0;
+        float score = lane() < mine ? s_p[r][t * KEYS + lane()] : -infinity(), best = score;
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) {
+          float other = __shfl_xor_sync(ALL, best, mask);
+          best = other > best ? other : best;
+        }
+        float now = best > top ? best : top, shrink = exp_of(top - now);
+        float number = lane() < mine ? exp_of(score - now) : 0.0f, sum = tree(number);
+        if (mine > 0) {
+          total = fma_rn(total, shrink, sum);
+          top = now;
+          if (lane() < KEYS) s_p[r][t * KEYS + lane()] = number;
+        }
+        if (lane() == 0) s_shrink[r][t] = mine > 0 ? shrink : 1.0f;
+      }
+      if (lane() == 0) s_sum[r] = total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 turn = 0; turn < 2; turn++) {
+      u32 c = threadIdx.x + turn * ATTEND_THREADS;
+      if (c < o.v) {
+        for (u32 t = 0; t < STRETCH / KEYS && first + t * KEYS < longest; t++) {
+#pragma unroll
+          for (u32 r = 0; r < R; r++) {
+            if (s_shrink[r][t] != 1.0f) acc[turn][r] = acc[turn][r] * s_shrink[r][t];
+          }
+          // Beyond the last key the last one is fetched again, and not used.
+          float values[KEYS];
+#pragma unroll
+          for (u32 j = 0; j < KEYS; j++) values[j] = s_keys[t * KEYS + j][o.d + c];
+#pragma unroll
+          for (u32 j = 0; j < KEYS; j++) {
+#pragma unroll
+            for (u32 r = 0; r < R; r++) {
+              u32 at = t * KEYS + j;
+              if (first + at < seen + r) acc[turn][r] = fma_rn(s_p[r][at], values[j], acc[turn][r]);
+            }
+          }
+        }
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (u32 turn = 0; turn < 2; turn++) {
+    u32 c = threadIdx.x + turn * ATTEND_THREADS;
+    if (c < o.v) {
+#pragma unroll
+      for (u32 r = 0; r < R; r++) {
+        float value = acc[turn][r] * div_rn(1.0f, s_sum[r]);
+        if (r < block.count) o.out[(block.first + r) * o.out_stride + head * o.v + c] = s_wrong ? float_of(0x7fc00000u) : value;
+      }
+    }
+  }
+}
+
+KERNEL THREADS(256) mla_attend_1(const Round* round, Attend o, Cache cache) { attend<1, 8>(round, o, cache); }
+KERNEL THREADS(256) mla_attend_8(const Round* round, Attend o, Cache cache) { attend<8, 2>(round, o, cache); }

@@ -1,0 +1,291 @@
+// Products with packed weights, `out = x W^T (+ bias)`: `dense`, `head`, `moe.logits`, `hc.dots`, `mla.write`, and over
+// lists of rows `moe.up` and `moe.down`.
+//
+// A weight is `[n/16][k][16]`, in bf16 or f32. An output is a chain of multiply-adds over k in order, cut into blocks of
+// 256; the blocks' chains start at zero and are added in order. Nothing else decides its bits, so the kernels below agree.
+//
+// - `stream`: 1, 4 or 16 rows. A block of two warps takes a panel; each lane takes two outputs of one block of k, so that
+//   eight blocks of k go at once. Weights come through shared memory in two stages. Bound: the bytes of the weight.
+// - `split`: the same, for matrices with too few panels to fill a GPU: the blocks of k are spread too, their sums go to
+//   memory, and `split_sum` adds them in order.
+// - `tile`: more rows. 64 by 64 outputs a block, 4 by 4 a thread. Bound: the rate of f32 multiply-adds.
+
+#define PANEL 16
+#define CHAIN 256
+// Blocks of k that a block of threads works on at a time.
+#define GROUP 8
+// Bytes of a block of k in one stage.
+#define STEP_BYTES 4096
+// One stage: the blocks lie 32 bytes apart from a multiple of all banks, so that lanes of different blocks do not collide.
+#define STEP_STRIDE (STEP_BYTES + 32)
+#define STAGE_BYTES (GROUP * STEP_STRIDE)
+
+struct Pair {
+  float a, b;
+};
+DEVICE Pair pair_of(const u16* w) {
+  u32 both = *(const u32*)w;
+  return {float_of(both << 16), float_of(both & 0xffff0000u)};
+}
+DEVICE Pair pair_of(const float* w) { return {w[0], w[1]}; }
+
+// The weight that a block reads, and where its outputs go.
+struct Part {
+  const u8* w;
+  u32 n, k;
+  // First input and first output of the part; whether its result is added to what is there.
+  u32 input, output;
+  bool adds;
+};
+
+// What the kernels are given of a weight: a stack of matrices, or a part of each matrix of a table.
+struct Stack {
+  const u8* data;
+  u32 n, k;
+  Segments segments;
+  u32 part, unused;
+};
+
+template <class W> DEVICE bool part_of(const Stack& stack, u32 matrix, Part& part) {
+  if (stack.data) {
+    u64 size = (u64)((stack.n + PANEL - 1) / PANEL) * PANEL * stack.k * sizeof(W);
+    part = {stack.data + matrix * size, stack.n, stack.k, 0, 0, false};
+    return true;
+  }
+  const Segment* s = stack.segments.of(matrix, stack.part);
+  if (!s || s->kind != (sizeof(W) == 2 ? SEGMENT_BF16 : SEGMENT_F32)) return false;
+  part = {stack.segments.line(s->data), s->n, s->k, s->input, s->output, s->input > 0};
+  return true;
+}
+
+DEVICE void put(float* at, float sum, const float* bias, u32 column, bool adds) {
+  if (bias) sum = sum + bias[column];
+  *at = adds ? *at + sum : sum;
+}
+
+// One stage of eight blocks of k to shared memory: step `step` of the blocks from `first` on. Rows of the panel beyond k
+// are left out.
+template <class W> DEVICE void fetch(u8* stage, const u8* panel, u32 k, u32 first, u32 step) {
+  const u32 rows = STEP_BYTES / (PANEL * sizeof(W));
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < GROUP * STEP_BYTES / 16; i += 64) {
+    u32 block = i / (STEP_BYTES / 16), at = i % (STEP_BYTES / 16) * 16;
+    u32 row = (first + block) * CHAIN + step * rows + at / (u32)(PANEL * sizeof(W));
+    if (row < k) {
+      u64 from = ((u64)(first + block) * CHAIN + step * rows) * PANEL * sizeof(W) + at;
+      copy_async(stage + block * STEP_STRIDE + at, panel + from);
+    }
+  }
+  copy_commit();
+}
+
+// Sums of the blocks of k `from .. to` of a panel for R rows, which start on multiples of 16 bytes. `done(first, count)` is
+// called when the sums of blocks `first ..` lie in `sums[block][row][16]`, and may read them until it returns.
+template <class W, int R, class F>
+DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 from, u32 to, const float* const (&x)[R], F done) {
+  const u32 rows = STEP_BYTES / (PANEL * sizeof(W)), steps = CHAIN / rows;
+  const u32 block = threadIdx.x / 8, column = threadIdx.x % 8 * 2;
+  u32 total = (to - from + GROUP - 1) / GROUP * steps;
+  float acc[R][2];
+  fetch<W>(stages, panel, k, from, 0);
+#pragma unroll 1
+  for (u32 s = 0; s < total; s++) {
+    u32 group = from + s / steps * GROUP, step = s % steps;
+    if (s + 1 < total) {
+      fetch<W>(stages + (s + 1) % 2 * STAGE_BYTES, panel, k, from + (s + 1) / steps * GROUP, (s + 1) % steps);
+      copy_wait<1>();
+    } else {
+      copy_wait<0>();
+    }
+    __syncthreads();
+    if (step == 0) {
+#pragma unroll
+      for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = 0.0f;
+    }
+    const W* w = (const W*)(stages + s % 2 * STAGE_BYTES + block * STEP_STRIDE) + column;
+    u32 at = (group + block) * CHAIN + step * rows;
+    u32 count = at < k && group + block < to ? low(rows, k - at) : 0, i = 0;
+#pragma unroll (R == 1 ? 4 : 1)
+    for (; i + 4 <= count; i += 4) {
+      Float4 v[R];
+#pragma unroll
+      for (int r = 0; r < R; r++) v[r] = *(const Float4*)(x[r] + at + i);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        Pair pair = pair_of(w + (i + j) * PANEL);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+          acc[r][0] = fma_rn(v[r].v[j], pair.a, acc[r][0]);
+          acc[r][1] = fma_rn(v[r].v[j], pair.b, acc[r][1]);
+        }
+      }
+    }
+#pragma unroll 1
+    for (; i < count; i++) {
+      Pair pair = pair_of(w + i * PANEL);
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        float v = x[r][at + i];
+        acc[r][0] = fma_rn(v, pair.a, acc[r][0]);
+        acc[r][1] = fma_rn(v, pair.b, acc[r][1]);
+      }
+    }
+    if (step + 1 == steps) {
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        sums[(block * R + r) * PANEL + column] = acc[r][0];
+        sums[(block * R + r) * PANEL + column + 1] = acc[r][1];
+      }
+      __syncthreads();
+      done(group, low(GROUP, to - group));
+    }
+    __syncthreads();
+  }
+}
+
+// `stream`: a panel for R rows, all blocks of k.
+template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stack, const float* bias) {
+  SHARED_BYTES(shared);
+  // A thread's own outputs: R * 16 of them over 64 threads.
+  const u32 own = (R * PANEL + 63) / 64;
+  Tile tile = tile_of(rows, blockIdx.y, R);
+  Part part;
+  u32 panel = blockIdx.x;
+  if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part) || panel * PANEL >= part.n) return;
+  float* sums = (float*)(shared + 2 * STAGE_BYTES);
+  const float* x[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) x[r] = rows.input(tile.first + low(r, tile.count - 1)) + part.input;
+  const u8* w = part.w + (u64)panel * PANEL * part.k * sizeof(W);
+  float total[own];
+#pragma unroll
+  for (u32 i = 0; i < own; i++) total[i] = 0.0f;
+  stream_panel<W, R>(shared, sums, w, part.k, 0, (part.k + CHAIN - 1) / CHAIN, x, [&](u32, u32 count) {
+#pragma unroll
+    for (u32 i = 0; i < own; i++) {
+      u32 mine = threadIdx.x + 64 * i;
+#pragma unroll 1
+      for (u32 b = 0; b < count && mine < R * PANEL; b++) total[i] = total[i] + sums[b * R * PANEL + mine];
+    }
+  });
+#pragma unroll
+  for (u32 i = 0; i < own; i++) {
+    u32 mine = threadIdx.x + 64 * i, r = mine / PANEL, column = panel * PANEL + mine % PANEL;
+    if (r < tile.count && r < R && column < part.n) {
+      put(rows.output(tile.first + r) + part.output + column, total[i], bias, part.output + column, part.adds);
+    }
+  }
+}
+
+// `split`: blocks of k `8 z ..` of a panel, four rows; sums `[row][block][16 * panels]` to `partial`.
+template <class W> DEVICE void split(const Rows& rows, const Stack& stack, float* partial) {
+  SHARED_BYTES(shared);
+  const int R = 4;
+  Tile tile = tile_of(rows, blockIdx.y, R);
+  Part part;
+  if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part)) return;
+  float* sums = (float*)(shared + 2 * STAGE_BYTES);
+  const float* x[R];
+#pragma unroll
+  for (int r = 0; r < R; r++) x[r] = rows.input(tile.first + low(r, tile.count - 1));
+  u32 panel = blockIdx.x, blocks = (part.k + CHAIN - 1) / CHAIN, width = (part.n + PANEL - 1) / PANEL * PANEL;
+  const u8* w = part.w + (u64)panel * PANEL * part.k * sizeof(W);
+  u32 from = blockIdx.z * GROUP, to = low(from + GROUP, blocks);
+  stream_panel<W, R>(shared, sums, w, part.k, from, to, x, [&](u32 first, u32 count) {
+    for (u32 i = threadIdx.x; i < count * R * PANEL; i += blockDim.x) {
+      u32 b = i / (R * PANEL), r = i / PANEL % R, c = i % PANEL;
+      if (r < tile.count) partial[((u64)(tile.first + r) * blocks + first + b) * width + panel * PANEL + c] = sums[i];
+    }
+  });
+}
+
+// Adds the sums of `split` in order. A thread an output.
+KERNEL THREADS(128) panels_split_sum(
+    const float* partial, const float* bias, u32 n, u32 blocks, float* out, u32 out_stride) {
+  u32 column = blockIdx.y * blockDim.x + threadIdx.x, width = (n + PANEL - 1) / PANEL * PANEL;
+  if (column >= n) return;
+  partial += (u64)blockIdx.x * blocks * width + column;
+  float total = 0.0f;
+  for (u32 b = 0; b < blocks; b++) total = total + partial[(u64)b * width];
+  put(out + (u64)blockIdx.x * out_stride + column, total, bias, column, false);
+}
+
+#define TILE 64
+#define DEPTH 16
+
+template <class W> DEVICE void tile_product(const Rows& rows, const Stack& stack, const float* bias) {
+  SHARED Float4 s_x[DEPTH][TILE / 4 + 1], s_w[DEPTH][TILE / 4 + 1];
+  Tile tile = tile_of(rows, blockIdx.y, TILE);
+  Part part;
+  if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part)) return;
+  u32 first = blockIdx.x * TILE;
+  if (first >= part.n) return;
+  // What this thread fetches: four inputs of a row, and four neighbours of a panel.
+  u32 t = threadIdx.x, row = t / 4, depth = t % 4 * 4;
+  const float* x = rows.input(tile.first + low(row, tile.count - 1)) + part.input;
+  u32 panel = first / PANEL + t / 64, w_depth = t % 64 / 4, w_column = t % 4 * 4;
+  bool panel_there = panel * PANEL < part.n;
+  const W* w = (const W*)part.w + (u64)panel * PANEL * part.k + w_column;
+  // What it computes: rows 4 y .., outputs 4 z ..
+  u32 y = t / 16, z = t % 16;
+  float acc[4][4], total[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) acc[i][j] = total[i][j] = 0.0f;
+  }
+  for (u32 k = 0; k < part.k; k += DEPTH) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) s_x[depth + i][row / 4].v[row % 4] = k + depth + i < part.k ? x[k + depth + i] : 0.0f;
+    Float4 four = {{0.0f, 0.0f, 0.0f, 0.0f}};
+    if (panel_there && k + w_depth < part.k) {
+      const W* from = w + (u64)(k + w_depth) * PANEL;
+      Pair p = pair_of(from), q = pair_of(from + 2);
+      four = {{p.a, p.b, q.a, q.b}};
+    }
+    s_w[w_depth][t / 64 * 4 + w_column / 4] = four;
+    __syncthreads();
+    u32 count = low(DEPTH, part.k - k);
+    if (k % CHAIN == 0 && k > 0) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          total[i][j] = total[i][j] + acc[i][j];
+          acc[i][j] = 0.0f;
+        }
+      }
+    }
+#pragma unroll 4
+    for (u32 d = 0; d < count; d++) {
+      Float4 a = s_x[d][y], b = s_w[d][z];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) acc[i][j] = fma_rn(a.v[i], b.v[j], acc[i][j]);
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    u32 r = 4 * y + i;
+    if (r >= tile.count) continue;
+    float* out = rows.output(tile.first + r) + part.output;
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 column = first + 4 * z + j;
+      if (column < part.n) put(out + column, total[i][j] + acc[i][j], bias, part.output + column, part.adds);
+    }
+  }
+}
+
+KERNEL THREADS(64) panels_stream_bf16_1(Rows rows, Stack stack, const float* bias) { stream<u16, 1>(rows, stack, bias); }
+KERNEL THREADS(64) panels_stream_bf16_4(Rows rows, Stack stack, const float* bias) { stream<u16, 4>(rows, stack, bias); }
+KERNEL THREADS(64) panels_stream_bf16_16(Rows rows, Stack stack, const float* bias) { stream<u16, 16>(rows, stack, bias); }
+KERNEL THREADS(64) panels_split_bf16(Rows rows, Stack stack, float* partial) { split<u16>(rows, stack, partial); }
+KERNEL THREADS(256) panels_tile_bf16(Rows rows, Stack stack, const float* bias) { tile_product<u16>(rows, stack, bias); }
+KERNEL THREADS(64) panels_stream_f32_1(Rows rows, Stack stack, const float* bias) { stream<float, 1>(rows, stack, bias); }
+KERNEL THREADS(64) panels_stream_f32_4(Rows rows, Stack stack, const float* bias) { stream<float, 4>(rows, stack, bias); }
+KERNEL THREADS(64) panels_split_f32(Rows rows, Stack stack, float* partial) { split<float>(rows, stack, partial); }
+KERNEL THREADS(256) panels_tile_f32(Rows rows, Stack stack, const float* bias) { tile_product<float>(rows, stack, bias); }

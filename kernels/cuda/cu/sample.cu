@@ -1,0 +1,80 @@
+// `sample.candidates`: the C largest logits of a row, falling, ties to the lower id; -inf and -1 where there are fewer.
+//
+// - `sample_slices`: a block takes 8192 logits and keeps the best C of them. Bound: the bytes of the logits.
+// - `sample_merge`: a block a row chooses among what the slices kept, and sorts it.
+
+#define SLICE 8192
+
+// Kept values, `[row][slice][keep]`, and their places in the row; a slice that has fewer fills up with none (place ~0).
+KERNEL THREADS(1024) sample_slices(
+    const float* logits, u32 logits_stride, u32 n, u32 keep, float* values, u32* places) {
+  u32 first = blockIdx.y * SLICE, count = low(SLICE, n - first);
+  const float* x = logits + (u64)blockIdx.x * logits_stride + first;
+  u64 at = ((u64)blockIdx.x * gridDim.y + blockIdx.y) * keep;
+  values += at;
+  places += at;
+  if (count <= keep) {
+    for (u32 i = threadIdx.x; i < keep; i += blockDim.x) {
+      values[i] = i < count ? x[i] : -infinity();
+      places[i] = i < count ? first + i : ~0u;
+    }
+    return;
+  }
+  SHARED u32 s_keys[SLICE];
+#pragma unroll
+  for (u32 j = 0; j < SLICE / 1024; j++) {
+    u32 i = j * 1024 + threadIdx.x;
+    s_keys[i] = i < count ? ordered(x[i]) : 0;
+  }
+  __syncthreads();
+  Threshold t = threshold_of(count, keep, [=](u32 i) { return s_keys[i]; });
+  place_best(count, t, [=](u32 i) { return s_keys[i]; }, [=](u32 place, u32 i) {
+    values[place] = x[i];
+    places[place] = first + i;
+  });
+}
+
+// `held` kept values a row. The best c of them (as many as there are, up to the `wanted`), sorted in shared memory by (falling key, rising place): `room` is c rounded
+// up to a power of two.
+KERNEL THREADS(1024) sample_merge(
+    const float* logits, u32 logits_stride, const float* values, const u32* places, u32 held, u32 c, u32 room, u32 first_id,
+    float* out, u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
+  SHARED_BYTES(shared);
+  u64* keys = (u64*)shared;
+  logits += (u64)blockIdx.x * logits_stride;
+  values += (u64)blockIdx.x * held;
+  places += (u64)blockIdx.x * held;
+  // Places that hold nothing come after a NaN: key 0 with the largest place.
+  auto key = [=](u32 i) { return places[i] == ~0u ? 0u : ordered(values[i]); };
+  for (u32 i = threadIdx.x; i < room; i += blockDim.x) keys[i] = ~0ull;
+  __syncthreads();
+  auto put = [=](u32 place, u32 i) { keys[place] = (u64)~key(i) << 32 | places[i]; };
+  if (held > c) {
+    Threshold t = threshold_of(held, c, key);
+    place_best(held, t, key, put);
+  } else {
+    for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i);
+  }
+  __syncthreads();
+  for (u32 size = 2; size <= room; size *= 2) {
+    for (u32 stride = size / 2; stride > 0; stride /= 2) {
+      for (u32 i = threadIdx.x; i < room; i += blockDim.x) {
+        u32 other = i ^ stride;
+        if (other > i) {
+          u64 a = keys[i], b = keys[other];
+          if ((a > b) == ((i & size) == 0)) {
+            keys[i] = b;
+            keys[other] = a;
+          }
+        }
+      }
+      __syncthreads();
+    }
+  }
+  for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) {
+    u32 place = i < c ? (u32)keys[i] : ~0u;
+    bool there = place != ~0u;
+    out[(u64)blockIdx.x * out_stride + i] = there ? logits[place] : -infinity();
+    ids[(u64)blockIdx.x * ids_stride + i] = there ? (i32)(first_id + place) : -1;
+  }
+}

@@ -1,0 +1,122 @@
+//! Latent attention in per-head form: `mla.write`, `mla.dense`, `mla.sparse`.
+
+use plugfold_abi::{Addressing, OpError};
+
+use super::operands::{CacheArg, Mat, Operands, Sequence};
+use super::products::Product;
+use crate::kernel::Arg;
+use crate::segments::Tables;
+
+/// Most channels of a value: two a thread.
+const MAX_VALUE: usize = 512;
+
+/// `Attend` of the source.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct AttendArg {
+    q: u64,
+    q_stride: u64,
+    out: u64,
+    out_stride: u64,
+    lists: u64,
+    lists_stride: u64,
+    counts: u64,
+    counts_stride: u64,
+    first_row: u32,
+    rows: u32,
+    d: u32,
+    v: u32,
+    scale: f32,
+    longest: u32,
+}
+
+struct Layer {
+    heads: usize,
+    key: usize,
+    value: usize,
+    rank: usize,
+    sequences: Vec<Sequence>,
+    cache: CacheArg,
+}
+
+fn layer(o: &Operands<'_>) -> Result<Layer, OpError> {
+    let (heads, key, value) = (o.size(0, "H")?, o.size(1, "d")?, o.size(2, "v")?);
+    if value > MAX_VALUE {
+        return Err(o.error(&format!("values of {value} channels, at most {MAX_VALUE} are supported")));
+    }
+    let sequences = o.sequences()?;
+    let end = |s: &Sequence| s.start + s.rows.len();
+    let cache = o.cache(0, "mla.kv", heads * (key + value), Addressing::Linear, end, &sequences)?;
+    Ok(Layer { heads, key, value, rank: o.size(3, "r")?, sequences, cache })
+}
+
+pub(super) fn write(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
+    let l = layer(o)?;
+    let (n, rows) = (l.heads * (l.key + l.value), o.rows());
+    let x = o.input(0, "latent", rows, l.rank)?;
+    let matrix = o.matrix(0, "mla.kv_b", n, l.rank, 1)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let to = o.machine.addresses(rows * 8)?;
+    let args = [
+        Arg::Pointer(o.round()?),
+        Arg::Word(o.first_row() as u32),
+        Arg::Word(rows as u32),
+        Arg::Struct("Cache", bytemuck::bytes_of(&l.cache)),
+        Arg::Pointer(to),
+    ];
+    o.launch("mla_rows", [rows.div_ceil(128), 1, 1], 128, 0, &args)?;
+    let out = Mat { at: 0, stride: 0 };
+    Product { name: "mla.kv_b", matrix, n, k: l.rank, count: 1, x, out, to, rows, lists: None, bias: 0 }
+        .run(o, tables)
+}
+
+/// Runs attention. `lists` are the addresses of lists of up to `longest` positions and their counts, or none. Lists are on
+/// the device: a wrong one gives a row that is no number, where the CPU refuses the call.
+fn attend(o: &Operands<'_>, l: &Layer, lists: Option<(Mat, Mat)>, longest: usize) -> Result<(), OpError> {
+    let rows = o.rows();
+    let q = o.input(0, "q", rows, l.heads * l.key)?;
+    let out = o.output(0, "rows", rows, l.heads * l.value)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let none = Mat { at: 0, stride: 0 };
+    let (list, count) = lists.unwrap_or((none, none));
+    let arg = AttendArg {
+        q: q.at,
+        q_stride: u64::from(q.stride),
+        out: out.at,
+        out_stride: u64::from(out.stride),
+        lists: list.at,
+        lists_stride: u64::from(list.stride),
+        counts: count.at,
+        counts_stride: u64::from(count.stride),
+        first_row: o.first_row() as u32,
+        rows: rows as u32,
+        d: l.key as u32,
+        v: l.value as u32,
+        scale: o.param(0),
+        longest: longest as u32,
+    };
+    let args = [
+        Arg::Pointer(o.round()?),
+        Arg::Struct("Attend", bytemuck::bytes_of(&arg)),
+        Arg::Struct("Cache", bytemuck::bytes_of(&l.cache)),
+    ];
+    // Rows with lists of their own share no keys; nor do sequences of one row.
+    let alone = lists.is_some() || l.sequences.iter().all(|s| s.rows.len() == 1);
+    let kernel = if alone { "mla_attend_1" } else { "mla_attend_8" };
+    o.launch(kernel, [rows, l.heads, 1], 256, 0, &args)
+}
+
+pub(super) fn dense(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
+    attend(o, &layer(o)?, None, 0)
+}
+
+pub(super) fn sparse(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
+    let longest = o.size(4, "L")?;
+    let lists = o.input_i32(1, "lists", o.rows(), longest)?;
+    let counts = o.input_i32(2, "counts", o.rows(), 1)?;
+    attend(o, &layer(o)?, Some((lists, counts)), longest)
+}

@@ -1,0 +1,318 @@
+//! Products with weights in any format: `dense`, `head`, `moe.logits`, the products of `hc.dots` and `mla.write`, and over
+//! lists of rows `moe.up` and `moe.down`.
+
+use plugfold_abi::OpError;
+
+use super::operands::{Mat, Matrix, Operands};
+use crate::kernel::{Arg, GRID_YZ};
+use crate::machine::Scratch;
+use crate::segments::{Shape, Table, Tables, Wave};
+
+/// Rows of a product: `Rows` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct RowsArg {
+    x: u64,
+    x_stride: u64,
+    out: u64,
+    out_stride: u64,
+    to: u64,
+    order: u64,
+    starts: u64,
+    experts: u32,
+    fan: u32,
+    first: u32,
+    count: u32,
+}
+
+/// `Segments` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+struct SegmentsArg {
+    table: u64,
+    first: u64,
+    data: u64,
+}
+
+/// `Stack` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct StackArg {
+    data: u64,
+    n: u32,
+    k: u32,
+    segments: SegmentsArg,
+    part: u32,
+    unused: u32,
+}
+
+/// `Wave` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct WaveArg {
+    segments: SegmentsArg,
+    part: u32,
+    k: u32,
+    n: u32,
+    unused: u32,
+    rotated: u64,
+    raw: u64,
+}
+
+/// Which rows of an expert: the lists of `moe.group`.
+#[derive(Clone, Copy, Debug)]
+pub struct Lists {
+    /// Pairs by expert.
+    pub order: u64,
+    /// Where each expert's begin.
+    pub starts: u64,
+    /// Experts.
+    pub experts: usize,
+    /// Pairs that an input row has.
+    pub fan: usize,
+    /// Pairs that a row of the call has, each of another expert.
+    pub slots: usize,
+}
+
+/// One product: `count` matrices `[n, k]` and their rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Product<'n> {
+    /// The weight's name, for messages.
+    pub name: &'n str,
+    /// The weight.
+    pub matrix: Matrix,
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Matrices of the weight.
+    pub count: usize,
+    /// Input rows.
+    pub x: Mat,
+    /// Output rows.
+    pub out: Mat,
+    /// Address of the addresses of the output rows, where they do not lie in `out`.
+    pub to: u64,
+    /// Output rows.
+    pub rows: usize,
+    /// Lists of rows by matrix.
+    pub lists: Option<Lists>,
+    /// Bias, or 0.
+    pub bias: u64,
+}
+
+/// Rows from which on `panels_tile` is used.
+const MANY: usize = 16;
+/// Rows that a stream of bf16 or f32 panels may serve at once.
+const STREAM: [&[usize]; 2] = [&[1, 4, 16], &[1, 4]];
+/// Shared memory of `panels_stream` and `panels_split`: two stages of eight blocks of k, and the sums of `rows` rows.
+const fn stream_bytes(rows: usize) -> u32 {
+    (2 * 8 * (4096 + 32) + 8 * rows * 16 * 4) as u32
+}
+/// Blocks of a grid below which the blocks of k are spread too: a GPU has 48 to 150 multiprocessors.
+const FEW: usize = 64;
+/// Rows whose rotated inputs are held at once.
+const ROTATED: usize = 4096;
+
+impl Product<'_> {
+    fn rows_arg(&self, first: usize, count: usize) -> RowsArg {
+        let lists = self.lists.unwrap_or(Lists { order: 0, starts: 0, experts: 0, fan: 1, slots: 0 });
+        RowsArg {
+            x: self.x.at,
+            x_stride: u64::from(self.x.stride),
+            out: self.out.at,
+            out_stride: u64::from(self.out.stride),
+            to: self.to,
+            order: lists.order,
+            starts: lists.starts,
+            experts: lists.experts as u32,
+            fan: lists.fan as u32,
+            first: first as u32,
+            count: count as u32,
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// A table of segments that does not describe the weight, or what the machine says.
+    pub fn run(&self, o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
+        if self.rows == 0 {
+            return Ok(());
+        }
+        let this = Product { x: self.aligned(o)?, ..*self };
+        this.run_aligned(o, tables)
+    }
+
+    fn run_aligned(&self, o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
+        match self.matrix {
+            Matrix::Panels { at, bf16 } => {
+                let stack = StackArg {
+                    data: at,
+                    n: self.n as u32,
+                    k: self.k as u32,
+                    segments: SegmentsArg::default(),
+                    part: 0,
+                    unused: 0,
+                };
+                self.panels(o, stack, bf16, self.n, self.x)
+            }
+            Matrix::Segments { table, rows, data, lines } => {
+                let shape =
+                    Shape { n: self.n as u32, k: self.k as u32, count: self.count as u32, rows, lines };
+                let found = tables
+                    .get(o.machine, table, shape)
+                    .map_err(|e| o.error(&format!("weight {}: {e}", self.name)))?;
+                self.segments(o, &found, SegmentsArg { table, first: found.first, data })
+            }
+        }
+    }
+
+    /// Panels of up to `n` outputs over rows `x`.
+    fn panels(&self, o: &Operands<'_>, stack: StackArg, bf16: bool, n: usize, x: Mat) -> Result<(), OpError> {
+        let kind = if bf16 { "bf16" } else { "f32" };
+        // With lists, how many rows a matrix has is known on the device only: on average so many, and one of each if all
+        // have one input row.
+        let (rows, at_once) = match self.lists {
+            Some(l) => (self.rows.div_ceil(self.count), if self.rows == l.slots { 1 } else { 4 }),
+            None => (self.rows, self.rows),
+        };
+        let blocks = self.k.div_ceil(256);
+        if rows > MANY {
+            let name = format!("panels_tile_{kind}");
+            return self.pieces(|first, count| {
+                let arg = RowsArg { x: x.at, x_stride: u64::from(x.stride), ..self.rows_arg(first, count) };
+                let tiles = if self.lists.is_some() { count } else { count.div_ceil(64) };
+                let args = [
+                    Arg::Struct("Rows", bytemuck::bytes_of(&arg)),
+                    Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
+                    Arg::Pointer(self.bias),
+                ];
+                o.launch(&name, [n.div_ceil(64), tiles, 1], 256, 0, &args)
+            });
+        }
+        let sizes = STREAM[usize::from(!bf16)];
+        let most = sizes.iter().copied().find(|s| *s >= at_once).unwrap_or(sizes[sizes.len() - 1]);
+        let (panels, tiles) = (n.div_ceil(16), self.rows.div_ceil(most));
+        let whole = self.lists.is_none() && self.to == 0 && stack.data != 0;
+        if whole && panels * tiles < FEW && blocks > 8 {
+            return self.split(o, stack, kind, blocks, x);
+        }
+        let name = format!("panels_stream_{kind}_{most}");
+        self.pieces(|first, count| {
+            let arg = RowsArg { x: x.at, x_stride: u64::from(x.stride), ..self.rows_arg(first, count) };
+            let tiles = if self.lists.is_some() { count } else { count.div_ceil(most) };
+            let args = [
+                Arg::Struct("Rows", bytemuck::bytes_of(&arg)),
+                Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
+                Arg::Pointer(self.bias),
+            ];
+            o.launch(&name, [panels, tiles, 1], 64, stream_bytes(most), &args)
+        })
+    }
+
+    /// The input, with rows that start on multiples of 16 bytes: a copy, where they do not.
+    fn aligned(&self, o: &Operands<'_>) -> Result<Mat, OpError> {
+        if self.x.quads() {
+            return Ok(self.x);
+        }
+        let rows = self.lists.map_or(self.rows, |l| self.rows / l.fan);
+        let stride = self.k.next_multiple_of(4);
+        let copy = Mat { at: o.machine.aligned_input(rows * stride * 4)?, stride: stride as u32 };
+        super::plain::copy(o, self.x, 0, rows, self.k, copy)?;
+        Ok(copy)
+    }
+
+    /// Rows in pieces that a grid can hold, each a whole number of tiles.
+    fn pieces(&self, run: impl Fn(usize, usize) -> Result<(), OpError>) -> Result<(), OpError> {
+        let most = GRID_YZ as usize / 64 * 64;
+        (0..self.rows).step_by(most).try_for_each(|first| run(first, most.min(self.rows - first)))
+    }
+
+    fn split(
+        &self,
+        o: &Operands<'_>,
+        stack: StackArg,
+        kind: &str,
+        blocks: usize,
+        x: Mat,
+    ) -> Result<(), OpError> {
+        let panels = self.n.div_ceil(16);
+        let partial = Scratch::pieces(&[self.rows * blocks * panels * 16 * 4]).take(o.machine)?[0];
+        let arg = RowsArg { x: x.at, x_stride: u64::from(x.stride), ..self.rows_arg(0, self.rows) };
+        let args = [
+            Arg::Struct("Rows", bytemuck::bytes_of(&arg)),
+            Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
+            Arg::Pointer(partial),
+        ];
+        let grid = [panels, self.rows.div_ceil(4), blocks.div_ceil(8)];
+        o.launch(&format!("panels_split_{kind}"), grid, 64, stream_bytes(4), &args)?;
+        let args = [
+            Arg::Pointer(partial),
+            Arg::Pointer(self.bias),
+            Arg::Word(self.n as u32),
+            Arg::Word(blocks as u32),
+            Arg::Pointer(self.out.at),
+            Arg::Word(self.out.stride),
+        ];
+        o.launch("panels_split_sum", [self.rows, self.n.div_ceil(128), 1], 128, 0, &args)
+    }
+
+    fn segments(&self, o: &Operands<'_>, table: &Table, segments: SegmentsArg) -> Result<(), OpError> {
+        for wave in &table.waves {
+            if wave.kinds[0] {
+                for first in (0..self.rows).step_by(ROTATED) {
+                    self.trellises(o, wave, segments, first, ROTATED.min(self.rows - first))?;
+                }
+            }
+            for (there, bf16) in [(wave.kinds[1], true), (wave.kinds[2], false)] {
+                for part in wave.part..if there { wave.part + wave.parts } else { wave.part } {
+                    let stack =
+                        StackArg { data: 0, n: self.n as u32, k: self.k as u32, segments, part, unused: 0 };
+                    let plain = Product { bias: 0, ..*self };
+                    plain.panels(o, stack, bf16, wave.panels as usize, self.x)?;
+                }
+            }
+        }
+        if self.bias == 0 {
+            return Ok(());
+        }
+        let arg = self.rows_arg(0, self.rows);
+        let args = [
+            Arg::Struct("Rows", bytemuck::bytes_of(&arg)),
+            Arg::Pointer(self.bias),
+            Arg::Word(self.n as u32),
+        ];
+        o.launch("exl3_bias", [self.rows, self.n.div_ceil(128), 1], 128, 0, &args)
+    }
+
+    fn trellises(
+        &self,
+        o: &Operands<'_>,
+        wave: &Wave,
+        segments: SegmentsArg,
+        first: usize,
+        count: usize,
+    ) -> Result<(), OpError> {
+        let (k, n, parts) = (wave.k as usize, wave.n as usize, wave.parts as usize);
+        // A short tile reads what a full one would: seven rows more.
+        let pieces =
+            Scratch::pieces(&[(parts * count + 7) * k * 4, parts * count * n * 4]).take(o.machine)?;
+        let rows = self.rows_arg(first, count);
+        let arg = WaveArg {
+            segments,
+            part: wave.part,
+            k: wave.k,
+            n: wave.n,
+            unused: 0,
+            rotated: pieces[0],
+            raw: pieces[1],
+        };
+        let args =
+            [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
+        let tiles = if self.lists.is_some() { count } else { count.div_ceil(8) };
+        o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
+        o.launch("exl3_product", [n.div_ceil(32), tiles, parts], 128, 0, &args)?;
+        o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args)
+    }
+}

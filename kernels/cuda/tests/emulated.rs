@@ -1,0 +1,75 @@
+//! Every kernel, run on the CPU, against the CPU's reference: every bit is equal.
+
+mod cases;
+mod host;
+
+use std::sync::Arc;
+
+use cases::Kernels;
+use host::HostMachine;
+
+fn check(names: &[&str]) {
+    let kernels = Kernels::new(Arc::new(HostMachine::default()));
+    for case in cases::all().into_iter().filter(|c| names.contains(&c.name)) {
+        for (i, setup) in (case.setups)().iter().enumerate() {
+            if let Err(text) = kernels.compare(setup).and_then(|_| kernels.compare_alone(setup)) {
+                panic!("{}, call {i} ({} {:?}): {text}", case.name, setup.op, setup.dims);
+            }
+        }
+    }
+}
+
+/// A test for each set of cases.
+macro_rules! equal {
+    ($($test:ident: $($case:literal),+;)+) => {
+        $(
+            #[test]
+            fn $test() {
+                check(&[$($case),+]);
+            }
+        )+
+
+        #[test]
+        fn every_case_is_tested() {
+            let tested = [$($($case),+),+];
+            assert!(cases::all().iter().all(|c| tested.contains(&c.name)));
+        }
+    };
+}
+
+equal! {
+    norms_equal_the_reference: "norm", "final and tap";
+    activations_and_moves_equal_the_reference: "activations", "residual, rows.pick, comm.sum";
+    embeddings_equal_the_reference: "embed", "mtp.in";
+    hyper_connections_equal_the_reference: "hc.finish", "hc.post", "hc.dots";
+    routing_equals_the_reference: "moe.pick", "moe.group", "moe.combine";
+    candidates_equal_the_reference: "sample.candidates";
+    products_of_few_rows_equal_the_reference: "dense, few rows", "head and moe.logits";
+    products_of_many_rows_equal_the_reference: "dense, many rows", "dense, long k and few outputs";
+    experts_equal_the_reference: "experts";
+    every_rate_and_codebook_equals_the_reference: "dense in exl3, every rate and codebook";
+    segments_equal_the_reference: "dense in segments", "experts in exl3";
+    linear_attention_equals_the_reference: "kda.mix", "kda.commit";
+    attention_equals_the_reference: "mla.write", "mla.dense", "mla.sparse";
+    the_indexer_equals_the_reference: "idx.write", "idx.select";
+}
+
+/// What the comparison says of a case whose kernels have a fault.
+fn with_fault(source: &'static str, right: &'static str, wrong: &'static str, case: &str) -> Vec<String> {
+    let kernels = Kernels::new(Arc::new(HostMachine::with_fault(source, right, wrong)));
+    let case = cases::all().into_iter().find(|c| c.name == case).expect("a case");
+    (case.setups)().iter().filter_map(|s| kernels.compare(s).err()).collect()
+}
+
+#[test]
+fn a_product_in_another_order_is_found() {
+    let found = with_fault("norm", "x[i] * r * weight[i]", "x[i] * (r * weight[i])", "norm");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn a_missing_barrier_is_found() {
+    let barrier = "    __syncthreads();\n    if (warp() == 0) {\n#pragma unroll 8";
+    let found = with_fault("norm", barrier, "    if (warp() == 0) {\n#pragma unroll 8", "norm");
+    assert!(!found.is_empty());
+}
