@@ -22,6 +22,7 @@ mod slice;
 mod tensor;
 mod weight;
 
+pub use abi_stable::StableAbi;
 pub use boundary::{List, Maybe, TextBuf};
 pub use cache::{Addressing, CacheView, SlotState};
 pub use call::{Call, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, Span};
@@ -40,6 +41,22 @@ pub use round::RoundTable;
 pub use slice::{Slice, SliceMut, Text};
 pub use tensor::{DType, View};
 pub use weight::{Segment, Weight, formats};
+
+// What the derive of `StableAbi` names: see `fixed_layouts!`.
+#[doc(hidden)]
+pub use abi_stable::{_sabi_type_layouts, make_item_info, pmr, rslice, std_types, tl_genparams, type_layout};
+
+/// For crates with interfaces or types of their own that cross: write it once, at the root of the crate. It lets
+/// `#[derive(plugfold_abi::StableAbi)]` and [`interface!`] find what they need in this crate, so that no other dependency is
+/// needed. (The derive names its own crate by an absolute path.)
+#[macro_export]
+macro_rules! fixed_layouts {
+    () => {
+        #[doc(hidden)]
+        #[allow(unused_extern_crates)]
+        extern crate plugfold_abi as abi_stable;
+    };
+}
 
 /// Digest of this crate's sources: of the boundary that whoever links it was built against.
 pub const BUILD: &str = build_id!();

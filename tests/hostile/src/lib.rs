@@ -5,6 +5,8 @@
 //! `memory`, `prepare`, `check`, `digest`, `calibrate`, `ready`, `call` (its hook), `drop`. Deeds: `panic`, `error`,
 //! `abort`, `exit`, `hang`; of single steps also those that `Mode::configure` and `Hostile` name.
 
+plugfold_abi::fixed_layouts!();
+
 use std::sync::OnceLock;
 
 use plugfold_abi::boundary::Offer;

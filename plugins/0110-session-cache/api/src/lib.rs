@@ -1,10 +1,12 @@
 //! What plugins may ask of the session store.
 
+plugfold_abi::fixed_layouts!();
+
 use plugfold_abi::List;
 
 /// A stored snapshot.
 #[repr(C)]
-#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(plugfold_abi::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Its number, the ticket of an offer.
     pub id: u64,
@@ -22,7 +24,7 @@ pub struct Session {
 
 /// How full the store is, in bytes.
 #[repr(C)]
-#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(plugfold_abi::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// In use.
     pub used: u64,

@@ -1,10 +1,12 @@
 //! What plugins may ask of the batch.
 
+plugfold_abi::fixed_layouts!();
+
 use plugfold_abi::List;
 
 /// Who is in a slot.
 #[repr(C)]
-#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(plugfold_abi::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotUse {
     /// The slot.
     pub slot: u32,

@@ -1,5 +1,7 @@
 //! What plugins share with the draft policies: the grammar, the price of a round, the service.
 
+plugfold_abi::fixed_layouts!();
+
 mod grammar;
 mod prices;
 
