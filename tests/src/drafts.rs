@@ -93,7 +93,7 @@ impl Drafted {
             let end = (start + 64).min(rows);
             let next_ids = &ids[start + 1..=end.min(ids.len() - 1)];
             let part = &hidden[start * width..(start + next_ids.len()) * width];
-            let at = [MtpRows { slot: 0, start, next_ids, hidden: part, want: Want::All }];
+            let at = [MtpRows { slot: 0, start, next_ids, hidden: part, want: Want::All, embeds: &[] }];
             let f = core.mtp(&at, true, None).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(f.failure, None);
             let logits = core.output(&f, "logits").unwrap_or(&[]);

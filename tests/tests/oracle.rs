@@ -122,7 +122,14 @@ fn the_draft_head_and_its_chains() {
         for (name, zero_first) in [("zero_first", true), ("plain", false)] {
             let rows = goldens.f32(&format!("mtp.{n}.{name}.rows"));
             let logits = goldens.f32(&format!("mtp.{n}.{name}.logits"));
-            let at = [MtpRows { slot: 0, start: 0, next_ids: &next_ids, hidden: &hidden, want: Want::All }];
+            let at = [MtpRows {
+                slot: 0,
+                start: 0,
+                next_ids: &next_ids,
+                hidden: &hidden,
+                want: Want::All,
+                embeds: &[],
+            }];
             let f = core.mtp(&at, zero_first, None).unwrap();
             assert_eq!(f.failure, None);
             let all = core.output(&f, "rows").unwrap().to_vec();
@@ -136,8 +143,14 @@ fn the_draft_head_and_its_chains() {
             let mut token = argmax(&got[got.len() - 512..]);
             for (i, (want, golden)) in tokens.iter().zip(chain.chunks(512)).enumerate() {
                 assert_eq!(token, *want, "mtp.{n}.{name} chain step {i}");
-                let at =
-                    [MtpRows { slot: 0, start: n + i, next_ids: &[token], hidden: &row, want: Want::All }];
+                let at = [MtpRows {
+                    slot: 0,
+                    start: n + i,
+                    next_ids: &[token],
+                    hidden: &row,
+                    want: Want::All,
+                    embeds: &[],
+                }];
                 let f = core.mtp(&at, zero_first, None).unwrap();
                 let logits = core.output(&f, "logits").unwrap().to_vec();
                 within(&format!("mtp.{n}.{name} chain step {i}"), &logits, golden, 1e-4);

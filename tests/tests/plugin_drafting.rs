@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use plugfold_abi::points::{
-    Absorbed, Ask, Choice, DraftPolicy, DraftPolicyObject, Drafter, DrafterObject, Forwards, ForwardsObject,
-    HeadRows, Proposal, Rule, SequenceFacts, Wants,
+    Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftPolicy, DraftPolicyObject, Drafter, DrafterObject,
+    Draw, Forwards, ForwardsObject, HeadRows, Proposal, Rule, SequenceFacts, Wants,
 };
 use plugfold_abi::{KnobValue, List, OpError, Slice, TextBuf};
+use plugfold_engine::checkpoint::Checkpoint;
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
-use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, Sampling, Service};
+use plugfold_engine::service::{Attachment, EngineError, Event, Finish, Handle, Request, Sampling, Service};
 use plugfold_tests::drafting::Drafting;
 use plugfold_tests::goldens::tiny_dir;
 use plugfold_tests::model::{engine, ids, options, plain, reply, reply_with_stats};
@@ -319,9 +320,11 @@ impl Drafter for Planted {
             let row = HeadRows {
                 slot: absorbed.slot,
                 start: 0,
+                position: 1,
                 next_ids: Slice::from(&absorbed.tokens[..1]),
                 hidden: Slice::from(&absorbed.hidden[..forwards.hidden_size()? as usize]),
                 pick: false,
+                draw: Draw::BEST,
             };
             forwards.head(Slice::from(&[row][..]))?;
         }
@@ -342,9 +345,11 @@ impl Drafter for Planted {
                 let row = HeadRows {
                     slot: asks[0].slot,
                     start: i,
+                    position: i + 1,
                     next_ids: Slice::from(&[1][..]),
                     hidden: Slice::from(&zeros[..]),
                     pick: true,
+                    draw: Draw::BEST,
                 };
                 forwards.head(Slice::from(&[row][..]))?;
             }
@@ -475,4 +480,72 @@ fn a_request_that_asks_for_no_drafts_gets_none_whatever_its_policy() {
         assert_eq!((stats.drafted, stats.rounds), (0, 19), "{policy}");
         assert!(handle.events.iter().all(|e| !matches!(e, Event::Error(_))));
     }
+}
+
+/// Hears every proposal.
+struct Hears(Arc<Mutex<Vec<Vec<u32>>>>);
+
+impl DraftCut for Hears {
+    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+        self.0.lock().unwrap().push(drafts.to_vec());
+        Ok(drafts.len() as u32)
+    }
+}
+
+/// The reply and all proposals of the draft layer on the way to it.
+fn proposals(request: Request, ranks: usize) -> (Vec<u32>, Vec<Vec<u32>>) {
+    let heard = Arc::<Mutex<Vec<Vec<u32>>>>::default();
+    let drafting = Drafting { without_lookup: true, ..Drafting::default() };
+    let engine = engine(&options(&tiny_dir(), 1, 24), ranks, |rank| {
+        let mut hooks = drafting.hooks().unwrap();
+        let kept = if rank == 0 { heard.clone() } else { Arc::default() };
+        hooks.add_object("hears", DraftCutObject::new(Hears(kept))).unwrap();
+        CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() }
+    });
+    let (tokens, _) = reply(&engine.submit(request).unwrap()).unwrap();
+    let all = heard.lock().unwrap().clone();
+    (tokens, all)
+}
+
+/// Rows of the embedding table.
+fn embedding(ids: &[u32]) -> Vec<f32> {
+    let checkpoint = Checkpoint::open(&tiny_dir()).unwrap();
+    let table = checkpoint.tensor("model.language_model.embed_tokens.weight").unwrap();
+    let width = table.shape[1];
+    let values: Vec<f32> =
+        table.bytes.as_chunks::<2>().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect();
+    ids.iter().flat_map(|id| values[*id as usize * width..][..width].to_vec()).collect()
+}
+
+#[test]
+fn rows_of_an_image_reach_the_draft_layer_as_the_tokens_that_they_are() {
+    // Rows that are the embeddings of real tokens must be drafted after as those tokens are: in the prompt's middle, over the
+    // edge of a chunk, and at its end.
+    let text = ids(21, 70, 480);
+    for (from, to) in [(0, 5), (10, 40), (60, 70)] {
+        for (sampling, ranks) in [(Sampling::GREEDY, 1), (SAMPLED, 2)] {
+            let plain = job(text.clone(), 14, sampling, "4");
+            let mut seen = plain.clone();
+            for (i, id) in seen.ids[from..to].iter_mut().enumerate() {
+                *id = plugfold_abi::FIRST_VIRTUAL_ID + i as u32;
+            }
+            seen.attachments = vec![Attachment { at: from, rows: embedding(&text[from..to]).into() }];
+            let (want, got) = (proposals(plain, ranks), proposals(seen, ranks));
+            assert!(want.1.len() > 5 && want.1.iter().all(|p| !p.is_empty()), "{want:?}");
+            assert_eq!(got, want, "rows {from} to {to} on {ranks} ranks");
+        }
+    }
+}
+
+#[test]
+fn drafts_of_sampled_requests_are_drawn_and_the_same_on_any_ranks() {
+    let asked = |sampling| job(prompt(31, 50, 480), 30, sampling, "4");
+    let hot = Sampling { temperature: 1.5, top_k: 50, top_p: 1.0, ..SAMPLED };
+    let (one, two) = (proposals(asked(hot), 1), proposals(asked(hot), 2));
+    assert_eq!(one, two);
+    let other = proposals(asked(Sampling { seed: Some(12), ..hot }), 1);
+    assert_ne!(one.1, other.1, "another key, other noise");
+    // With no room for noise the draw is the most likely token.
+    let (cold, greedy) = (Sampling { top_k: 1, ..hot }, Sampling::GREEDY);
+    assert_eq!(proposals(asked(cold), 1), proposals(asked(greedy), 1));
 }

@@ -106,6 +106,8 @@ pub struct MtpRows<'a> {
     pub hidden: &'a [f32],
     /// Which rows want logits.
     pub want: Want,
+    /// Per row, the row that stands in for the embedding of the token that follows; empty when there are none.
+    pub embeds: &'a [Option<&'a [f32]>],
 }
 
 /// The round table's memory.
@@ -675,6 +677,12 @@ impl Core {
             let parity = self.slots[s.slot].parity;
             round.push(SlotState { slot: s.slot as u32, parity }, s.start, s.next_ids, s.want);
             hidden.extend_from_slice(s.hidden);
+        }
+        if seqs.iter().any(|s| !s.embeds.is_empty()) {
+            for s in seqs {
+                let given = s.embeds.iter().map(|e| e.map_or(0, |r| r.as_ptr() as usize));
+                round.embeds.extend(given.chain(std::iter::repeat(0)).take(s.next_ids.len()));
+            }
         }
         let outs = round.out_rows.len() as u32;
         let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);

@@ -2,6 +2,7 @@
 
 use plugfold_abi::KnobValue;
 use plugfold_abi::points::Attachment as Blob;
+use plugfold_abi::points::Draw;
 use serde::{Deserialize, Serialize};
 
 use crate::service::{Attachment, Sampling, ThinkingBudget};
@@ -79,6 +80,17 @@ impl Admission {
             top_p: self.top_p,
             min_p: self.min_p,
             seed: Some(self.seed),
+        }
+    }
+
+    /// The same, for drafters.
+    pub fn how(&self) -> Draw {
+        Draw {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
         }
     }
 

@@ -369,7 +369,8 @@ impl Rounds {
         tokens: &[u32],
         rows: &[f32],
     ) -> Result<(), RoundError> {
-        let missed = self.drafting.absorb(core, (world, &self.steps), slot, start, tokens, rows)?;
+        let around = (world, &self.steps, &self.running[..]);
+        let missed = self.drafting.absorb(core, around, slot, start, tokens, rows)?;
         for miss in &missed {
             self.missed(slot, miss);
         }

@@ -93,7 +93,14 @@ fn the_draft_head_keeps_latents_too() {
         core.commit(&f, &[n]).unwrap();
         let next_ids = goldens.ids(&format!("mtp.{n}.next_ids"));
         let golden = goldens.f32(&format!("mtp.{n}.zero_first.logits"));
-        let at = [MtpRows { slot: 0, start: 0, next_ids: &next_ids, hidden: &hidden, want: Want::All }];
+        let at = [MtpRows {
+            slot: 0,
+            start: 0,
+            next_ids: &next_ids,
+            hidden: &hidden,
+            want: Want::All,
+            embeds: &[],
+        }];
         let f = core.mtp(&at, true, None).unwrap();
         assert_eq!(f.failure, None);
         let got = core.output(&f, "logits").unwrap();

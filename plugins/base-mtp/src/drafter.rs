@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{
-    Absorbed, Ask, DraftRows, Drafter, Forwards, ForwardsObject, HeadOut, HeadRows, Proposal, StatePart,
-    Wants,
+    Absorbed, Ask, DraftRows, Drafter, Draw, Forwards, ForwardsObject, HeadOut, HeadRows, Proposal,
+    StatePart, Wants,
 };
 use plugfold_abi::{List, OpError, Slice, TextBuf};
 use plugfold_base_mtp_api::Mtp;
@@ -45,15 +45,16 @@ fn width_of(forwards: &ForwardsObject) -> Result<usize, OpError> {
 
 /// Runs one step of several chains; gives what the layer picked, one a chain.
 fn step(links: &[Link<'_>], forwards: &ForwardsObject) -> Result<List<HeadOut>, OpError> {
-    let row = |l: &Link<'_>| -> (u32, u32) { (l.ask.slot, l.rows.start) };
     let rows: Vec<HeadRows<'_>> = links
         .iter()
         .map(|l| HeadRows {
-            slot: row(l).0,
-            start: row(l).1,
+            slot: l.ask.slot,
+            start: l.rows.start,
+            position: l.rows.position,
             next_ids: Slice::from(&l.rows.next[..]),
             hidden: Slice::from(&l.rows.hidden[..]),
             pick: true,
+            draw: l.ask.draw,
         })
         .collect();
     let out = forwards.head(Slice::from(&rows[..]))?;
@@ -100,9 +101,11 @@ impl Drafter for Chains {
             let head = HeadRows {
                 slot: absorbed.slot,
                 start: rows.start,
+                position: rows.position,
                 next_ids: Slice::from(&rows.next[..]),
                 hidden: Slice::from(&rows.hidden[..]),
                 pick: false,
+                draw: Draw::BEST,
             };
             forwards.head(Slice::from(&[head][..]))?;
             lane.seen(rows.next.len(), width);
@@ -144,8 +147,8 @@ impl Drafter for Chains {
                 let more = proposal.tokens.len() < link.ask.budget as usize;
                 // A product below the floor can only fall.
                 if more && product >= link.ask.rule.floor {
-                    let start = link.rows.start + seen as u32;
-                    let rows = Rows { start, next: vec![pick.token], hidden: pick.hidden.into() };
+                    let (start, position) = (link.rows.start + seen as u32, link.rows.position + seen as u32);
+                    let rows = Rows { start, position, next: vec![pick.token], hidden: pick.hidden.into() };
                     on.push(Link { rows, product, ..link });
                 }
             }

@@ -1,12 +1,12 @@
 //! What the layer has seen of one sequence, and what waits for it.
 
-use plugfold_abi::{FIRST_VIRTUAL_ID, OpError};
+use plugfold_abi::OpError;
 
 /// One sequence. `rows` rows lie in the layer's caches; the model's rows behind them wait.
 ///
 /// Row 0 of the caches is position `origin`: 0, unless the rows before it cannot be had (a resumed state without this
-/// part's record, an image's virtual ids). The layer has no notion of position but the order of its rows, so a context
-/// that begins late drafts a little worse and is otherwise sound; rows that this sequence did not write are never read.
+/// part's record). The layer has no notion of position but the order of its rows, so a context that begins late drafts a
+/// little worse and is otherwise sound; rows that this sequence did not write are never read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lane {
     origin: u32,
@@ -17,9 +17,11 @@ pub struct Lane {
     next: Vec<u32>,
 }
 
-/// Rows for the layer: the first one's place in its caches, the tokens that follow, the model's rows.
+/// Rows for the layer: the first one's place in its caches, the position of the token that follows it, the tokens that
+/// follow, the model's rows.
 pub struct Rows {
     pub start: u32,
+    pub position: u32,
     pub next: Vec<u32>,
     pub hidden: Vec<f32>,
 }
@@ -60,14 +62,9 @@ impl Lane {
         if self.end(width) != start {
             *self = Self::from(start);
         }
-        for (i, (token, row)) in tokens.iter().zip(hidden.chunks(width)).enumerate() {
+        for (token, row) in tokens.iter().zip(hidden.chunks(width)) {
             if !self.hidden.is_empty() {
-                if *token < FIRST_VIRTUAL_ID {
-                    self.next.push(*token);
-                } else {
-                    // Nobody gives the layer an image's rows.
-                    *self = Self::from(start + i as u32);
-                }
+                self.next.push(*token);
             }
             self.hidden.extend_from_slice(row);
         }
@@ -76,16 +73,23 @@ impl Lane {
     /// The first `most` pairs that wait.
     pub fn pairs(&self, most: usize, width: usize) -> Rows {
         let n = self.next.len().min(most);
-        Rows { start: self.rows, next: self.next[..n].to_vec(), hidden: self.hidden[..n * width].to_vec() }
+        let (next, hidden) = (self.next[..n].to_vec(), self.hidden[..n * width].to_vec());
+        Rows { start: self.rows, position: self.following(), next, hidden }
     }
 
     /// All rows that wait, the last one paired with the token drawn last; `None` where there is no row to draft from.
     pub fn caught_up(&self, pending: u32, width: usize) -> Option<Rows> {
-        if self.hidden.is_empty() || pending >= FIRST_VIRTUAL_ID {
+        if self.hidden.is_empty() {
             return None;
         }
         let next = self.next.iter().copied().chain([pending]).collect();
-        Some(Rows { start: self.rows, next, hidden: self.hidden[..(self.next.len() + 1) * width].to_vec() })
+        let hidden = self.hidden[..(self.next.len() + 1) * width].to_vec();
+        Some(Rows { start: self.rows, position: self.following(), next, hidden })
+    }
+
+    /// Position of the token that follows the first row that waits.
+    fn following(&self) -> u32 {
+        self.origin + self.rows + 1
     }
 
     /// The layer has seen so many of the rows that wait.
@@ -193,13 +197,15 @@ mod tests {
     }
 
     #[test]
-    fn a_virtual_id_begins_the_context_anew_behind_it() {
-        let mut lane = Lane::default();
-        let image = FIRST_VIRTUAL_ID + 3;
-        lane.absorb(0, &[1, 2, image, image, 5, 6], &rows(0..6), W);
-        // The image's last row is followed by a token again.
+    fn rows_of_an_image_are_followed_at_their_positions() {
+        let mut lane = Lane::from(10);
+        let image = plugfold_abi::FIRST_VIRTUAL_ID + 3;
+        lane.absorb(10, &[1, 2, image, image, 5, 6], &rows(0..6), W);
+        let pairs = lane.pairs(2, W);
+        assert_eq!((pairs.start, pairs.position, pairs.next), (0, 11, vec![2, image]));
+        lane.seen(2, W);
         let pairs = lane.pairs(9, W);
-        assert_eq!((pairs.start, pairs.next, pairs.hidden, lane.end(W)), (0, vec![5, 6], rows(3..5), 6));
+        assert_eq!((pairs.start, pairs.position, pairs.next, lane.end(W)), (2, 13, vec![image, 5, 6], 16));
     }
 
     #[test]

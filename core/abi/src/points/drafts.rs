@@ -37,6 +37,28 @@ pub struct Rule {
     pub min_match: u32,
 }
 
+/// How a sequence's tokens are drawn: a drafter that draws in the same way, with the same noise, proposes what the model's
+/// draw will most likely be.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// Divides the logits; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Largest logits kept; 0 keeps all.
+    pub top_k: u32,
+    /// Probability kept.
+    pub top_p: f64,
+    /// Least probability kept, relative to the most likely token's.
+    pub min_p: f64,
+    /// Key of the noise, with the token's position.
+    pub seed: u64,
+}
+
+impl Draw {
+    /// The most likely token.
+    pub const BEST: Draw = Draw { temperature: 0.0, top_k: 1, top_p: 1.0, min_p: 0.0, seed: 0 };
+}
+
 /// One sequence that wants drafts.
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
@@ -51,6 +73,8 @@ pub struct Ask<'a> {
     pub budget: u32,
     /// When to stop earlier.
     pub rule: Rule,
+    /// How its tokens are drawn.
+    pub draw: Draw,
     /// Prompt, reply so far and the pending token.
     pub ids: Slice<'a, u32>,
 }
@@ -71,23 +95,27 @@ pub struct Proposal {
 pub struct HeadRows<'a> {
     /// Slot.
     pub slot: u32,
-    /// Position of the first row.
+    /// Place of the first row in the layer's caches.
     pub start: u32,
+    /// Position of the token that follows the first row: rows of an image stand in for the tokens at their positions.
+    pub position: u32,
     /// The token that follows each row.
     pub next_ids: Slice<'a, u32>,
     /// `[rows, hidden_size]`: the model's final rows, or the layer's own in a chain.
     pub hidden: Slice<'a, f32>,
-    /// Whether the last row's best token is wanted.
+    /// Whether a token is wanted after the last row.
     pub pick: bool,
+    /// How it is drawn.
+    pub draw: Draw,
 }
 
 /// What the layer gave for one sequence that wanted a pick.
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Debug, Default, PartialEq)]
 pub struct HeadOut {
-    /// Best token over all ranks.
+    /// The token drawn over all ranks.
     pub token: u32,
-    /// Its probability among the candidates of all ranks.
+    /// Its probability among the candidates that the draw kept: of the 64 best of all ranks where it takes the most likely.
     pub probability: f32,
     /// The layer's last row, for the next step of a chain.
     pub hidden: List<f32>,

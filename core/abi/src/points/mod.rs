@@ -20,8 +20,8 @@ pub use cache::{Families, Family, FamilyInfo, Owner, Sequences, SequencesObject,
 pub use command::{Command, CommandObject, CommandTable};
 pub use drafts::{
     Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftCutTable, DraftPolicy, DraftPolicyObject,
-    DraftPolicyTable, Drafter, DrafterObject, DrafterTable, Forwards, ForwardsObject, ForwardsTable, HeadOut,
-    HeadRows, NO_DRAFTER, Observed, Proposal, Rule, SequenceFacts, Wants,
+    DraftPolicyTable, Drafter, DrafterObject, DrafterTable, Draw, Forwards, ForwardsObject, ForwardsTable,
+    HeadOut, HeadRows, NO_DRAFTER, Observed, Proposal, Rule, SequenceFacts, Wants,
 };
 pub use observe::{
     BootPhase, Ended, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent, interest,
@@ -43,8 +43,8 @@ pub use setup::{
     Words, WordsObject, WordsTable,
 };
 pub use store::{
-    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store, StoreObject,
-    StoreOffer, StoreTable,
+    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store,
+    StoreObject, StoreOffer, StoreTable,
 };
 pub use transport::{
     Control, ControlObject, ControlTable, Rider, RiderObject, RiderTable, Section, SectionObject,

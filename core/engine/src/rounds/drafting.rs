@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use plugfold_abi::points::{
-    Absorbed, Ask, Choice, DraftCut, DraftPolicy, Drafter, DrafterObject, ForwardsObject, NO_DRAFTER,
+    Absorbed, Ask, Choice, DraftCut, DraftPolicy, Drafter, DrafterObject, Draw, ForwardsObject, NO_DRAFTER,
     Observed, Proposal, Rule, SequenceFacts, Wants,
 };
 use plugfold_abi::{List, OpError, Slice, Text, TextBuf};
 
-use super::RoundError;
 use super::forwards::ForwardsOf;
 use super::steps::{Pace, Steps};
+use super::{RoundError, Running};
 use crate::core::Core;
 use crate::hooks::{HookError, Hooked, Hooks};
 use crate::knobs::Values;
@@ -33,10 +33,11 @@ fn together<T>(
     h: &Hooked<DrafterObject>,
     core: &mut Core,
     pace: &Pace<'_>,
+    running: &[Option<Running>],
     wants: Wants,
     call: impl FnOnce(&DrafterObject, &ForwardsObject) -> Result<T, OpError>,
 ) -> Result<Result<T, Miss>, RoundError> {
-    let forwards = ForwardsOf::new(core, pace, wants.mtp_layer);
+    let forwards = ForwardsOf::new(core, pace, wants.mtp_layer, running);
     let lent = ForwardsObject::lend(&forwards);
     let ran = h.call(|d| call(d, &lent));
     if !wants.mtp_layer {
@@ -60,7 +61,7 @@ pub(super) struct Candidate<'a> {
     pub length: usize,
     pub room: usize,
     pub pending: u32,
-    pub sampled: bool,
+    pub draw: Draw,
     pub policy: &'a str,
     pub knobs: &'a Values,
     pub ids: &'a [u32],
@@ -73,7 +74,7 @@ impl<'a> Candidate<'a> {
             slot: self.slot as u32,
             length: self.length as u32,
             room: self.room as u32,
-            sampled: self.sampled,
+            sampled: self.draw.temperature > 0.0,
             policy: Text::from(self.policy),
             knobs: Slice::from(&self.knobs[..]),
             ids: Slice::from(self.ids),
@@ -175,7 +176,7 @@ impl Drafting {
     pub(super) fn absorb(
         &self,
         core: &mut Core,
-        (world, steps): (&World, &Steps),
+        (world, steps, running): (&World, &Steps, &[Option<Running>]),
         slot: usize,
         start: usize,
         tokens: &[u32],
@@ -192,7 +193,7 @@ impl Drafting {
                 hidden: Slice::from(if wants.hidden { hidden } else { &[] }),
             };
             let pace = Pace::new(world, steps);
-            let told = together(h, core, &pace, *wants, |d, forwards| d.absorb(&absorbed, forwards))?;
+            let told = together(h, core, &pace, running, *wants, |d, f| d.absorb(&absorbed, f))?;
             missed.extend(told.err());
         }
         Ok(missed)
@@ -219,7 +220,7 @@ impl Drafting {
     pub(super) fn propose(
         &self,
         core: &mut Core,
-        (world, steps): (&World, &Steps),
+        (world, steps, running): (&World, &Steps, &[Option<Running>]),
         candidates: &[Candidate<'_>],
         shared: usize,
     ) -> Result<Vec<Result<Drafts, Miss>>, RoundError> {
@@ -255,11 +256,12 @@ impl Drafting {
                 pending: candidates[i].pending,
                 budget: choices[i].budget.min(candidates[i].room as u32),
                 rule: choices[i].rule,
+                draw: candidates[i].draw,
                 ids: Slice::from(candidates[i].ids),
             };
             let asks: Vec<Ask<'_>> = chosen.iter().map(ask).collect();
             let count = asks.len();
-            let proposals = together(h, core, &pace, wants, |d, forwards| {
+            let proposals = together(h, core, &pace, running, wants, |d, forwards| {
                 let given = d.propose(Slice::from(&asks[..]), forwards)?;
                 if given.len() == count {
                     return Ok(given);

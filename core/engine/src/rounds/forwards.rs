@@ -2,26 +2,33 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use plugfold_abi::points::{Forwards, HeadOut, HeadRows};
+use plugfold_abi::points::{Draw, Forwards, HeadOut, HeadRows};
 use plugfold_abi::{List, OpError, Slice};
 
+use super::Running;
+use super::prefill::embeds;
 use super::steps::Pace;
 use crate::core::{Core, MtpRows, Want};
 use crate::exchange::exchange;
-use crate::sampling::sort_candidates;
+use crate::sampling::draw;
+use crate::service::Sampling;
 
-fn mtp<'a>(r: &HeadRows<'a>) -> MtpRows<'a> {
-    MtpRows {
-        slot: r.slot as usize,
-        start: r.start as usize,
-        next_ids: r.next_ids.get_ref(),
-        hidden: r.hidden.get_ref(),
-        want: if r.pick { Want::Last } else { Want::Nothing },
-    }
-}
-
-/// Candidates over which the probability of a pick is taken.
+/// Candidates from which a pick is drawn: fewer than a draw of the model's may need, but drafts only propose.
 const CANDIDATES: usize = 64;
+
+/// Draws from candidates as the engine draws at this position: the token and its probability among those that stay.
+fn pick(mut candidates: Vec<(f32, u32)>, how: &Draw, position: usize) -> (u32, f32) {
+    let Draw { temperature, top_k, top_p, min_p, seed } = *how;
+    let sampling = Sampling { temperature, top_k, top_p, min_p, seed: None };
+    let Some(token) = draw(&mut candidates, &sampling, seed, position) else { return (0, 0.0) };
+    // The logits themselves where the most likely token is taken.
+    let divisor = if temperature > 0.0 { temperature } else { 1.0 };
+    let best = f64::from(candidates.first().map_or(0.0, |c| c.0));
+    let weight = |value: f32| ((f64::from(value) - best) / divisor).exp();
+    let mass: f64 = candidates.iter().map(|c| weight(c.0)).sum();
+    let own = candidates.iter().find(|c| c.1 == token).map_or(0.0, |c| weight(c.0));
+    (token, (own / mass.max(f64::MIN_POSITIVE)) as f32)
+}
 
 /// What decides which collectives a call runs.
 fn hash(rows: &[HeadRows<'_>]) -> u64 {
@@ -38,11 +45,27 @@ pub(super) struct ForwardsOf<'a> {
     pace: &'a Pace<'a>,
     /// Whether the drafter said that it uses the layer: the ranks meet only for those.
     allowed: bool,
+    /// The sequences, whose images stand in for embeddings.
+    running: &'a [Option<Running>],
 }
 
 impl<'a> ForwardsOf<'a> {
-    pub(super) fn new(core: &'a mut Core, pace: &'a Pace<'a>, allowed: bool) -> Self {
-        Self { core: Mutex::new(core), pace, allowed }
+    pub(super) fn new(
+        core: &'a mut Core,
+        pace: &'a Pace<'a>,
+        allowed: bool,
+        running: &'a [Option<Running>],
+    ) -> Self {
+        Self { core: Mutex::new(core), pace, allowed, running }
+    }
+
+    /// Per row, what stands in for the embedding of the token that follows it.
+    fn embeds(&self, r: &HeadRows<'_>, hidden: usize) -> Vec<Option<&'a [f32]>> {
+        let running = self.running.get(r.slot as usize).and_then(Option::as_ref);
+        let position = r.position as usize;
+        running.map_or_else(Vec::new, |run| {
+            embeds(&run.admission, position, position + r.next_ids.len(), hidden)
+        })
     }
 }
 
@@ -82,7 +105,20 @@ impl Forwards for ForwardsOf<'_> {
             ));
         }
         self.pace.enter(hash(&rows))?;
-        let list: Vec<MtpRows<'_>> = rows.get_ref().iter().map(mtp).collect();
+        let replaced: Vec<_> = rows.iter().map(|r| self.embeds(r, width)).collect();
+        let list: Vec<MtpRows<'_>> = rows
+            .get_ref()
+            .iter()
+            .zip(&replaced)
+            .map(|(r, embeds)| MtpRows {
+                slot: r.slot as usize,
+                start: r.start as usize,
+                next_ids: r.next_ids.get_ref(),
+                hidden: r.hidden.get_ref(),
+                want: if r.pick { Want::Last } else { Want::Nothing },
+                embeds,
+            })
+            .collect();
         let picks = rows.iter().filter(|r| r.pick).count();
         let wanted = (picks > 0).then_some(CANDIDATES.min(core.config().vocab_size));
         let failed = |e: &dyn std::fmt::Display| OpError::new(e.to_string());
@@ -105,18 +141,43 @@ impl Forwards for ForwardsOf<'_> {
             if !r.pick {
                 continue;
             }
-            let mut candidates = found.next().unwrap_or_default();
-            candidates.retain(|c| !c.0.is_nan());
-            sort_candidates(&mut candidates);
-            let best = candidates.first().copied().unwrap_or((0.0, 0));
-            let mass: f64 = candidates.iter().map(|c| (f64::from(c.0) - f64::from(best.0)).exp()).sum();
+            let position = r.position as usize + r.next_ids.len();
+            let (token, probability) = pick(found.next().unwrap_or_default(), &r.draw, position);
             let row = hidden.get((first - 1) * width..first * width).unwrap_or(&[]);
-            out.push(HeadOut {
-                token: best.1,
-                probability: (1.0 / mass.max(1.0)) as f32,
-                hidden: row.to_vec().into(),
-            });
+            out.push(HeadOut { token, probability, hidden: row.to_vec().into() });
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row() -> Vec<(f32, u32)> {
+        vec![(0.0, 3), (2.0, 7), (1.0, 5), (f32::NAN, 1)]
+    }
+
+    #[test]
+    fn a_pick_is_the_most_likely_token_or_the_engines_own_draw() {
+        let total = 1.0 + (-1.0f64).exp() + (-2.0f64).exp();
+        let (token, p) = pick(row(), &Draw::BEST, 9);
+        assert!(token == 7 && (f64::from(p) - 1.0 / total).abs() < 1e-6, "{token}: {p}");
+        assert_eq!(pick(Vec::new(), &Draw::BEST, 9), (0, 0.0));
+        let hot = Draw { temperature: 2.0, top_k: 2, top_p: 1.0, min_p: 0.0, seed: 4 };
+        let sampling = Sampling { temperature: 2.0, top_k: 2, top_p: 1.0, min_p: 0.0, seed: None };
+        let mut seen = std::collections::BTreeSet::new();
+        for position in 0..200 {
+            let (token, p) = pick(row(), &hot, position);
+            assert_eq!(
+                draw(&mut row(), &sampling, 4, position),
+                Some(token),
+                "the very token that the model would draw"
+            );
+            let weight = if token == 7 { 1.0 } else { (-0.5f64).exp() };
+            assert!((f64::from(p) - weight / (1.0 + (-0.5f64).exp())).abs() < 1e-6);
+            seen.insert(token);
+        }
+        assert_eq!(seen, [5, 7].into());
     }
 }

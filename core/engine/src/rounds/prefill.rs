@@ -183,8 +183,8 @@ fn fault(chunks: &[Span], begin: usize, end: usize, most: usize, marks: &[u32]) 
     missed.map(|m| format!("do not end at {m}, where a snapshot is wanted"))
 }
 
-/// Per row of a piece, the image row that replaces its embedding.
-fn embeds(admission: &Admission, start: usize, end: usize, hidden: usize) -> Vec<Option<&[f32]>> {
+/// Per position, the image row that replaces its embedding; nothing where the sequence has none.
+pub(super) fn embeds(admission: &Admission, start: usize, end: usize, hidden: usize) -> Vec<Option<&[f32]>> {
     if admission.attachments.is_empty() {
         return Vec::new();
     }

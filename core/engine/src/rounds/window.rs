@@ -135,7 +135,7 @@ impl Rounds {
                     length,
                     room,
                     pending,
-                    sampled: running.admission.temperature > 0.0,
+                    draw: running.admission.how(),
                     policy: &running.admission.policy,
                     knobs: &running.knobs,
                     ids: &self.texts[slot],
@@ -143,7 +143,8 @@ impl Rounds {
                 });
             }
         }
-        let proposed = self.drafting.propose(core, (world, &self.steps), &asking, lanes.len())?;
+        let around = (world, &self.steps, &self.running[..]);
+        let proposed = self.drafting.propose(core, around, &asking, lanes.len())?;
         let slots: Vec<usize> = asking.iter().map(|c| c.slot).collect();
         for (slot, drafts) in slots.into_iter().zip(proposed) {
             match drafts {

@@ -1,5 +1,5 @@
 use super::*;
-use plugfold_abi::points::{Forwards, HeadOut, HeadRows};
+use plugfold_abi::points::{Draw, Forwards, HeadOut, HeadRows};
 
 /// A lookup never runs the model.
 struct NoForwards;
@@ -66,6 +66,7 @@ fn propose(lookup: &Lookup, slot: u32, ids: &[u32], choice: &Choice) -> Vec<u32>
         pending: ids[ids.len() - 1],
         budget: choice.budget,
         rule: choice.rule,
+        draw: Draw::BEST,
         ids: Slice::from(ids),
     };
     let out = lookup.propose(Slice::from(&[ask][..]), &ForwardsObject::lend(&NoForwards)).unwrap();

@@ -8,6 +8,8 @@ const W: usize = 2;
 struct Layer {
     caches: Mutex<BTreeMap<u32, Vec<(u32, u32)>>>,
     calls: Mutex<Vec<usize>>,
+    /// Position and way of each draw.
+    drawn: Mutex<Vec<(u32, Draw)>>,
     probability: f32,
     fail: bool,
 }
@@ -47,6 +49,9 @@ impl Forwards for Layer {
                 r.start
             );
             assert_eq!(r.hidden.len(), r.next_ids.len() * W);
+            if r.pick {
+                self.drawn.lock().unwrap().push((r.position + r.next_ids.len() as u32, r.draw));
+            }
             cache.truncate(r.start as usize);
             cache.extend(r.next_ids.iter().zip(r.hidden.chunks(W)).map(|(id, h)| (*id, h[0].to_bits())));
             if r.pick {
@@ -99,6 +104,7 @@ fn ask(slot: u32, ids: &[u32], budget: u32, floor: f32) -> Ask<'_> {
         pending: ids[ids.len() - 1],
         budget,
         rule: Rule { floor, min_match: 0 },
+        draw: Draw::BEST,
         ids: Slice::from(ids),
     }
 }
@@ -254,6 +260,22 @@ fn rows_that_follow_from_the_ids_are_told() {
     absorb(&chains, &layer, 0, &ids[..66], 64);
     assert_eq!(chains.draft_rows(0).unwrap(), DraftRows::Good(63), "a window's rows wait for the next chain");
     assert_eq!(chains.backlog(0).unwrap(), 2);
+}
+
+#[test]
+fn each_draft_is_drawn_as_its_request_draws_at_its_own_position() {
+    let (chains, layer) = (Chains::default(), Layer::new());
+    let ids = text(40, 3);
+    absorb(&chains, &layer, 0, &ids[..30], 0);
+    let draw = Draw { temperature: 0.7, top_k: 5, top_p: 0.9, min_p: 0.1, seed: 77 };
+    for length in [30, 33] {
+        absorb(&chains, &layer, 0, &ids[..length], 30.min(length));
+        layer.drawn.lock().unwrap().clear();
+        propose(&chains, &layer, &[Ask { draw, ..ask(0, &ids[..=length], 4, 0.0) }]);
+        // The pending token is at `length`, so the drafts' positions follow it.
+        let want: Vec<(u32, Draw)> = (1..5).map(|i| (length as u32 + i, draw)).collect();
+        assert_eq!(*layer.drawn.lock().unwrap(), want);
+    }
 }
 
 #[test]
