@@ -236,8 +236,9 @@ impl CacheTable {
     fn stores_of(&self, family: usize, first: u32, rows: u32) -> Option<Vec<&Store>> {
         let f = self.families.get(family)?;
         let inside = first.checked_add(rows).is_some_and(|end| end <= f.rows);
-        let by_position = f.addressing == Addressing::Linear;
-        (inside && by_position).then(|| self.stores.iter().filter(|s| s.family == family).collect())
+        // Rows of a ring are named by their place; where positions lie in it is its owner's to know.
+        let by_place = matches!(f.addressing, Addressing::Linear | Addressing::Ring);
+        (inside && by_place).then(|| self.stores.iter().filter(|s| s.family == family).collect())
     }
 
     /// Everything that decides a sequence's future: its committed state and all rows below its length, layer by layer.

@@ -243,6 +243,16 @@ impl Index {
         Decision::Stored { id: self.next, evicted }
     }
 
+    /// Bytes that a decision takes here beyond those in use. Changes nothing.
+    pub fn growth(&self, save: &Save, decision: &Decision) -> u64 {
+        let mut trial = self.clone();
+        // What does not fit is found where it is applied.
+        if trial.apply(save, decision).is_err() {
+            return 0;
+        }
+        trial.used().saturating_sub(self.used())
+    }
+
     /// Does what was decided, here or on rank 0.
     ///
     /// # Errors

@@ -40,6 +40,8 @@ impl Rows {
 pub struct Layout {
     /// Families with rows by position.
     pub rows: Vec<Rows>,
+    /// Bytes of a row of every family, by number.
+    row_bytes: Vec<usize>,
     /// Bytes of recurrent state.
     pub state_bytes: usize,
     /// Name of all formats and sizes.
@@ -68,7 +70,7 @@ impl Layout {
                 || f.owner == Owner::Drafter
                 || (f.owner == Owner::Mtp && !draft)
             {
-                // State is copied as a whole, and a drafter with layers of its own saves its window in its part.
+                // State is copied as a whole; of a drafter's own families, the rows that its part names.
                 continue;
             }
             let positions = f.positions_a_row as usize;
@@ -83,7 +85,14 @@ impl Layout {
             let (family, bytes) = (number as u32, info.stacked_row_bytes as usize);
             rows.push(Rows { family, positions, bytes, draft: f.owner == Owner::Mtp });
         }
-        Ok(Self { rows, state_bytes, formats: of_text(&formats) })
+        let row_bytes = families.iter().map(|info| info.stacked_row_bytes as usize).collect();
+        Ok(Self { rows, row_bytes, state_bytes, formats: of_text(&formats) })
+    }
+
+    /// Rows of a drafter's own family, which are an entry's own.
+    pub fn own_rows(&self, family: u32) -> Rows {
+        let bytes = self.row_bytes.get(family as usize).copied().unwrap_or(0);
+        Rows { family, positions: 1, bytes, draft: true }
     }
 
     /// Bytes of a page over all families.

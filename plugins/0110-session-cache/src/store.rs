@@ -78,6 +78,21 @@ enum Outcome {
     Duplicate(u64),
 }
 
+impl From<Outcome> for Decision {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Stored { id, evicted } => Decision::Stored { id, evicted },
+            Outcome::Duplicate(id) => Decision::Duplicate(id),
+        }
+    }
+}
+
+/// Reads what rank 0 decided.
+fn sent(decision: &[u8]) -> Result<Sent, OpError> {
+    let unread = |e: postcard::Error| OpError::fatal(format!("a decision that cannot be read: {e}"));
+    postcard::from_bytes(decision).map_err(unread)
+}
+
 /// The store.
 pub struct Sessions {
     settings: Settings,
@@ -115,9 +130,15 @@ impl Open {
         let kind = Kind { formats: layout.formats, tag: save.tag, grid: save.grid, draft_rows: shared };
         let ids = Ids::new(&save.ids);
         let pages = kind.pages(&ids.ids, &ids.chain, rows);
-        let tail = layout.tail(pages.len(), shared, length, rows);
+        let mut tail = layout.tail(pages.len(), shared, length, rows);
+        for own in &sequences.part_rows(save.slot)? {
+            tail.push((layout.own_rows(own.family), own.first, own.rows));
+        }
         let key = kind.entry(&ids.ids, draft);
-        let save = Save { key, ids, kind, draft, pages: pages.into(), private: 0 };
+        let mut parts = List::new();
+        sequences.parts(save.slot, &mut parts)?;
+        let private = (layout.state_bytes + parts.len() + 4 * length) as u64 + tail_bytes(&tail);
+        let save = Save { key, ids, kind, draft, pages: pages.into(), private };
         Ok(Facts { save, tail })
     }
 }
@@ -158,8 +179,12 @@ impl Sessions {
 
     fn skipped(&self, state: &mut State, why: Skipped, save: &Save) {
         state.counts.skipped += 1;
+        self.warn(state, why, save.ids.ids.len());
+    }
+
+    /// Says once a reason why a session of so many tokens is not kept.
+    fn warn(&self, state: &mut State, why: Skipped, n: usize) {
         if !std::mem::replace(&mut state.warned[why as usize], true) {
-            let n = save.ids.ids.len();
             let text = match why {
                 Skipped::TooLarge => "it is larger than the whole budget: raise `gib`",
                 Skipped::Pinned => "what it shares pages with fills the budget: raise `gib`",
@@ -251,11 +276,7 @@ impl Store for Sessions {
         }
         let mut state = self.state();
         let open = state.open.as_ref().ok_or_else(not_open)?;
-        let mut facts = open.facts(save, sequences)?;
-        let mut parts = List::new();
-        sequences.parts(save.slot, &mut parts)?;
-        let own = open.pages.layout().state_bytes + parts.len() + 4 * save.ids.len();
-        facts.save.private = own as u64 + tail_bytes(&facts.tail);
+        let facts = open.facts(save, sequences)?;
         let room = sequences.free_bytes()?.saturating_sub(self.settings.reserve);
         let outcome = match open.index.decide(&facts.save, room) {
             Decision::Stored { id, evicted } => Outcome::Stored { id, evicted },
@@ -270,14 +291,37 @@ impl Store for Sessions {
         Ok(bytes.into())
     }
 
+    fn fits(
+        &self,
+        save: &SaveFacts<'_>,
+        decision: Slice<'_, u8>,
+        sequences: &SequencesObject,
+    ) -> Result<bool, OpError> {
+        let decision = Decision::from(sent(&decision)?.outcome);
+        let mut state = self.state();
+        let open = state.open.as_ref().ok_or_else(not_open)?;
+        // By this rank's own bytes: they are what it takes here.
+        let facts = open.facts(save, sequences)?;
+        let room = sequences.free_bytes()?.saturating_sub(self.settings.reserve);
+        let fits = open.index.growth(&facts.save, &decision) <= room;
+        if !fits {
+            self.warn(&mut state, Skipped::Memory, save.ids.len());
+        }
+        Ok(fits)
+    }
+
+    fn refused(&self, _: &SaveFacts<'_>) -> Result<(), OpError> {
+        self.state().counts.skipped += 1;
+        Ok(())
+    }
+
     fn save(
         &self,
         save: &SaveFacts<'_>,
         decision: Slice<'_, u8>,
         sequences: &SequencesObject,
     ) -> Result<(), OpError> {
-        let unread = |e: postcard::Error| OpError::fatal(format!("a decision that cannot be read: {e}"));
-        let sent: Sent = postcard::from_bytes(&decision).map_err(unread)?;
+        let sent = sent(&decision)?;
         let mut state = self.state();
         let State { open: Some(open), live, counts, .. } = &mut *state else { return Err(not_open()) };
         let mine = open.index.digest();
@@ -289,10 +333,7 @@ impl Store for Sessions {
         }
         let mut facts = open.facts(save, sequences)?;
         facts.save.private = sent.private;
-        let decision = match sent.outcome {
-            Outcome::Stored { id, evicted } => Decision::Stored { id, evicted },
-            Outcome::Duplicate(id) => Decision::Duplicate(id),
-        };
+        let decision = Decision::from(sent.outcome);
         let changes = open.index.apply(&facts.save, &decision).map_err(|e| OpError::fatal(e.to_string()))?;
         for id in &changes.evicted {
             open.pages.drop_entry(*id);

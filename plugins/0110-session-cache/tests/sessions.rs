@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex};
 use plugfold_0110_session_cache::marks::Rules;
 use plugfold_0110_session_cache::store::{Marks, Sessions, Settings, Told};
 use plugfold_abi::points::{
-    DrafterObject, Figure, ObserverObject, PlannerObject, RequestFacts, SaveFacts, SequencesObject,
-    StatePartObject, Store, StoreObject, StoreOffer,
+    DrafterObject, Figure, LayoutLinkObject, ObserverObject, PlannerObject, RequestFacts, SaveFacts,
+    SaveKind, Sequences, SequencesObject, StatePartObject, Store, StoreObject, StoreOffer,
 };
-use plugfold_abi::{List, OpError, Slice, TextBuf};
+use plugfold_abi::{List, OpError, PassObject, ProviderObject, Slice, TextBuf};
 use plugfold_base_mtp::Chains;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
@@ -218,6 +218,193 @@ fn drafts_after_a_restore_are_those_of_a_fresh_prefill() {
         assert_eq!(with.0, without.0);
         assert!(without.2.iter().map(Vec::len).sum::<usize>() > 20, "{:?}", without.2);
         assert_eq!(with.2, without.2, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn what_a_rank_above_0_has_no_room_for_is_kept_by_none() {
+    for (short, kept) in [(None, true), (Some(1), false), (Some(2), false)] {
+        let engine = engine(&options(1), 3, |rank| {
+            // No machine leaves so much free.
+            let reserve = if Some(rank) == short { u64::MAX } else { 0 };
+            hooks(Settings { reserve, ..SETTINGS })
+        });
+        let first = request(ids(1, 400), 2);
+        assert_eq!(ask(&engine, first.clone()).0, alone(&first));
+        ask(&engine, request(ids(2, 100), 1));
+        let next = request([&ids(1, 400)[..], &ids(3, 20)].concat(), 4);
+        let (reply, stats) = ask(&engine, next.clone());
+        assert_eq!(reply, alone(&next), "short on {short:?}");
+        assert_eq!(stats.cached_tokens, if kept { 400 } else { 0 }, "short on {short:?}");
+        assert_eq!((figure(&engine, "entries") > 0, figure(&engine, "skipped") > 0), (kept, !kept));
+    }
+}
+
+/// A drafter with a ring of its own: a step at the end of every forward writes the row's token into it.
+mod ring {
+    use plugfold_abi::points::{Families, Family, LayoutLink, Owner, PartRows, StatePart};
+    use plugfold_abi::{
+        Addressing, BelowObject, Bits, Call, Claim, Granted, List, MAX_DIMS, MAX_PARAMS, Maybe, OpError,
+        Pass, PassContext, Plan, Program, Provider, Query, Reach, Slice, SlotState, Span, Step, TextBuf,
+    };
+
+    pub const ROWS: u32 = 24;
+    const NAME: &str = "toy.ring";
+
+    pub struct Hooks;
+
+    impl LayoutLink for Hooks {
+        fn edit(&self, families: &mut Families) -> Result<(), OpError> {
+            families.all.push(Family {
+                id: NAME.into(),
+                layers: vec![0].into(),
+                owner: Owner::Drafter,
+                addressing: Addressing::Ring,
+                format: "f32".into(),
+                row_bytes: 8,
+                positions_a_row: 1,
+                rows: ROWS,
+                buffers: 1,
+                in_snapshot: false,
+            });
+            Ok(())
+        }
+    }
+
+    impl Pass for Hooks {
+        fn name(&self) -> Result<TextBuf, OpError> {
+            Ok("toy".into())
+        }
+        fn rewrite(&self, program: &mut Program, _: &PassContext<'_>) -> Result<(), OpError> {
+            if program.shape.kind.as_str() == "forward" {
+                program.steps.push(Step {
+                    op: "toy.write".into(),
+                    layer: 0,
+                    site: 9,
+                    rows: Span::ALL,
+                    seqs: Span::ALL,
+                    inputs: List::new(),
+                    outputs: List::new(),
+                    weights: List::new(),
+                    caches: vec![NAME.into()].into(),
+                    dims: [0; MAX_DIMS],
+                    params: [0.0; MAX_PARAMS],
+                    reach: Reach::Sequence,
+                    stream: 0,
+                    waits: List::new(),
+                    signal: Maybe::RNone,
+                });
+            }
+            Ok(())
+        }
+    }
+
+    impl Provider for Hooks {
+        fn op(&self) -> Result<TextBuf, OpError> {
+            Ok("toy.write".into())
+        }
+        fn claim(&self, _: &Query<'_>) -> Result<Claim, OpError> {
+            Ok(Claim::Yes(Granted::plain(Bits::own("toy"))))
+        }
+        fn run(&self, call: &Call<'_>, _: &Plan, _: &BelowObject) -> Result<(), OpError> {
+            for (i, position) in call.round.positions.iter().enumerate() {
+                let slot = call.round.seq_slot[call.round.row_seq[i] as usize];
+                let at = call.caches[0].row_ptr(SlotState { slot, parity: 0 }, position % ROWS).cast::<u32>();
+                // SAFETY: a row of this call's own sequence, of 8 bytes.
+                unsafe {
+                    at.write(call.round.tokens[i]);
+                    at.add(1).write(*position);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// Says that its record relies on the whole ring, or, to see that it matters, on nothing.
+    pub struct Part {
+        pub told: bool,
+    }
+
+    impl StatePart for Part {
+        fn id(&self) -> Result<TextBuf, OpError> {
+            Ok("toy".into())
+        }
+        fn version(&self) -> Result<u32, OpError> {
+            Ok(1)
+        }
+        fn rows(&self, _: u32) -> Result<List<PartRows>, OpError> {
+            let rows = PartRows { family: NAME.into(), first: 0, rows: ROWS };
+            Ok(if self.told { vec![rows].into() } else { List::new() })
+        }
+        fn save(&self, _: u32, out: &mut List<u8>) -> Result<(), OpError> {
+            out.push(7);
+            Ok(())
+        }
+        fn load(&self, _: u32, record: Slice<'_, u8>) -> Result<(), OpError> {
+            assert_eq!(record[..], [7]);
+            Ok(())
+        }
+    }
+}
+
+#[test]
+fn rows_of_a_drafter_with_caches_of_its_own_are_stored_and_restored() {
+    // The ring after a resumed turn; its oldest rows are those of the conversation, written before another took the slot.
+    let run = |store: bool, told: bool| {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let engine = engine(&options(1), 1, |_| {
+            let mut hooks = Hooks::default();
+            hooks.add_object("toy", LayoutLinkObject::new(ring::Hooks)).unwrap();
+            hooks.add_object("toy", PassObject::new(ring::Hooks)).unwrap();
+            hooks.add_object("toy", ProviderObject::new(ring::Hooks)).unwrap();
+            hooks.add_object("toy", StatePartObject::new(ring::Part { told })).unwrap();
+            if store {
+                hooks.add_object("0110", StoreObject::new(Sessions::new(SETTINGS, None))).unwrap();
+            }
+            hooks.add_object("spy", StoreObject::new(RingSpy(seen.clone()))).unwrap();
+            hooks
+        });
+        if store {
+            ask(&engine, request(ids(1, 300), 1));
+            ask(&engine, request(ids(2, 310), 1));
+        }
+        seen.lock().unwrap().clear();
+        let next = request([&ids(1, 300)[..], &ids(3, 5)].concat(), 1);
+        let (_, stats) = ask(&engine, next);
+        let rings = seen.lock().unwrap().clone();
+        (stats.cached_tokens, rings)
+    };
+    let (cached, want) = run(false, true);
+    assert!(cached == 0 && want.len() == 1 && want[0].len() == 8 * ring::ROWS as usize);
+    assert_eq!(run(true, true), (300, want.clone()));
+    let (cached, forgotten) = run(true, false);
+    assert!(cached == 300 && forgotten != want, "rows that nobody names are another conversation's");
+}
+
+/// Notes the drafter's ring at the end of each prompt.
+struct RingSpy(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Store for RingSpy {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok("ring".into())
+    }
+    fn offer(&self, _: &RequestFacts<'_>) -> Result<List<StoreOffer>, OpError> {
+        Ok(List::new())
+    }
+    fn decide(&self, save: &SaveFacts<'_>, sequences: &SequencesObject) -> Result<List<u8>, OpError> {
+        if save.kind == SaveKind::Prompt {
+            let at = sequences.families()?.iter().position(|f| f.family.id.as_str() == "toy.ring").unwrap();
+            let mut bytes = List::new();
+            sequences.gather(save.slot, at as u32, 0, ring::ROWS, &mut bytes)?;
+            self.0.lock().unwrap().push(bytes.into());
+        }
+        Ok(List::new())
+    }
+    fn save(&self, _: &SaveFacts<'_>, _: Slice<'_, u8>, _: &SequencesObject) -> Result<(), OpError> {
+        Ok(())
+    }
+    fn resume(&self, _: u64, _: u32, _: &SequencesObject) -> Result<bool, OpError> {
+        Ok(false)
     }
 }
 

@@ -78,6 +78,18 @@ pub struct FamilyInfo {
     pub stacked_row_bytes: u64,
 }
 
+/// Rows of a family that a part's record relies on.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FamilyRows {
+    /// Number of the family.
+    pub family: u32,
+    /// First row, by its place.
+    pub first: u32,
+    /// How many.
+    pub rows: u32,
+}
+
 crate::interface! {
     /// What sequences own, on this rank. Rows are stacked: for each row, all layers of the family, in layer order.
     "sequences", 0: Sequences, SequencesObject, SequencesTable {
@@ -89,7 +101,9 @@ crate::interface! {
         fn draft_rows(&self, slot: u32) -> DraftRows = Ok(DraftRows::Silent);
         /// Bytes of memory that could still be taken. This rank's own: only for what rank 0 decides.
         fn free_bytes(&self) -> u64 = Ok(u64::MAX);
-        /// Copies rows of a family (an index into [`Sequences::families`]) to the end of `out`.
+        /// Rows of drafters' own families that the parts' records of a slot rely on.
+        fn part_rows(&self, slot: u32) -> List<FamilyRows> = Ok(List::new());
+        /// Copies rows of a family (an index into [`Sequences::families`]) to the end of `out`; rows of a ring by their place.
         fn gather(&self, slot: u32, family: u32, first: u32, rows: u32, out: &mut List<u8>) -> ();
         /// Writes rows of a family.
         fn scatter(&self, slot: u32, family: u32, first: u32, bytes: Slice<'_, u8>) -> ();

@@ -16,7 +16,9 @@ mod store;
 mod transport;
 mod weights;
 
-pub use cache::{Families, Family, FamilyInfo, Owner, Sequences, SequencesObject, SequencesTable};
+pub use cache::{
+    Families, Family, FamilyInfo, FamilyRows, Owner, Sequences, SequencesObject, SequencesTable,
+};
 pub use command::{Command, CommandObject, CommandTable};
 pub use drafts::{
     Absorbed, Ask, Choice, DraftCut, DraftCutObject, DraftCutTable, DraftPolicy, DraftPolicyObject,
@@ -43,7 +45,7 @@ pub use setup::{
     Words, WordsObject, WordsTable,
 };
 pub use store::{
-    DraftRows, Figure, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store,
+    DraftRows, Figure, PartRows, SaveFacts, SaveKind, StatePart, StatePartObject, StatePartTable, Store,
     StoreObject, StoreOffer, StoreTable,
 };
 pub use transport::{

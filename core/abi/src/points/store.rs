@@ -74,6 +74,11 @@ crate::interface! {
         fn common_prefix(&self, ids: Slice<'_, u32>) -> u32 = Ok(0);
         /// Rank 0: whether and how to keep a snapshot. The bytes go to every rank, empty ones nowhere.
         fn decide(&self, save: &SaveFacts<'_>, sequences: &SequencesObject) -> List<u8>;
+        /// All ranks but the one that decided: whether what was decided can be taken here, too. What one rank has no room for,
+        /// none keeps.
+        fn fits(&self, save: &SaveFacts<'_>, decision: Slice<'_, u8>, sequences: &SequencesObject) -> bool = Ok(true);
+        /// All ranks: what was decided is not kept, for another rank has no room.
+        fn refused(&self, save: &SaveFacts<'_>) -> () = Ok(());
         /// All ranks: keeps it as decided.
         fn save(&self, save: &SaveFacts<'_>, decision: Slice<'_, u8>, sequences: &SequencesObject) -> ();
         /// All ranks: puts what a ticket names into a slot; `false` where it cannot (all ranks then prefill from 0).
@@ -85,6 +90,18 @@ crate::interface! {
         /// Figures for `/health`: name, value.
         fn figures(&self) -> List<Figure> = Ok(List::new());
     }
+}
+
+/// Rows of a cache family of a drafter's own, by their place.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Debug, PartialEq, Eq)]
+pub struct PartRows {
+    /// The family ([`super::Owner::Drafter`]).
+    pub family: TextBuf,
+    /// First row.
+    pub first: u32,
+    /// How many.
+    pub rows: u32,
 }
 
 /// A named number.
@@ -110,6 +127,9 @@ crate::interface! {
         fn begin(&self, slot: u32) -> () = Ok(());
         /// For the part that keeps rows of the multi-token-prediction layer: what they are worth now.
         fn draft_rows(&self, slot: u32) -> DraftRows = Ok(DraftRows::Silent);
+        /// For the part of a drafter with cache families of its own: the rows that the record relies on. Stores copy them
+        /// beside it and put them back before the record is loaded.
+        fn rows(&self, slot: u32) -> List<PartRows> = Ok(List::new());
         /// The record of a slot's committed state.
         fn save(&self, slot: u32, out: &mut List<u8>) -> ();
         /// Takes a record over.

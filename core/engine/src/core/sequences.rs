@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use plugfold_abi::points::{DraftRows, Drafter, DrafterObject, FamilyInfo, Sequences, StatePart};
+use plugfold_abi::points::{
+    DraftRows, Drafter, DrafterObject, FamilyInfo, FamilyRows, Owner, PartRows, Sequences, StatePart,
+};
 use plugfold_abi::{List, OpError, Slice, SlotState};
 use serde::{Deserialize, Serialize};
 
@@ -108,9 +110,13 @@ impl Sequences for SequencesOf<'_> {
         done.ok_or_else(|| {
             OpError::new(format!("family {family} has no rows at {first} for {} bytes", bytes.len()))
         })?;
-        // What was there is gone, also when the rest never comes: no snapshot may rely on it.
-        let positions = core.caches.families()[family as usize].positions_a_row;
-        core.slots[slot as usize].written.truncate((first * positions) as usize);
+        // What was there is gone, also when the rest never comes: no snapshot may rely on it. Rows of a drafter's own hold no
+        // part of the sequence's text.
+        let written = &core.caches.families()[family as usize];
+        let (owner, positions) = (written.owner, written.positions_a_row);
+        if owner != Owner::Drafter {
+            core.slots[slot as usize].written.truncate((first * positions) as usize);
+        }
         Ok(())
     }
 
@@ -127,6 +133,28 @@ impl Sequences for SequencesOf<'_> {
             }
         }
         Ok(DraftRows::Silent)
+    }
+
+    fn part_rows(&self, slot: u32) -> Result<List<FamilyRows>, OpError> {
+        let core = self.core(slot)?;
+        let mut all = List::new();
+        for h in &core.hooks.parts {
+            let told = h.call(|p| p.rows(slot)).map_err(|e| OpError::new(e.to_string()))?;
+            for PartRows { family, first, rows } in &told {
+                let mine = |f: &plugfold_abi::points::Family| f.id == *family && f.owner == Owner::Drafter;
+                let found = core.caches.families().iter().position(mine);
+                let inside = |at: &usize| {
+                    first.checked_add(*rows).is_some_and(|end| end <= core.caches.families()[*at].rows)
+                };
+                let at = found.filter(inside).ok_or_else(|| {
+                    let text =
+                        format!("rows {first} to {} of {family}: no drafter's family has them", first + rows);
+                    OpError::new(h.named(&OpError::new(text)).to_string())
+                })?;
+                all.push(FamilyRows { family: at as u32, first: *first, rows: *rows });
+            }
+        }
+        Ok(all)
     }
 
     fn free_bytes(&self) -> Result<u64, OpError> {

@@ -1,7 +1,9 @@
 //! Snapshots that outlive their request: in their slot, and in stores.
 
 use plugfold_abi::Slice;
-use plugfold_abi::points::{SaveFacts, SaveKind, SequenceEvent, SequencesObject, Store, interest};
+use plugfold_abi::points::{
+    SaveFacts, SaveKind, SequenceEvent, SequencesObject, Store, StoreObject, interest,
+};
 
 use super::{RoundError, Rounds};
 use crate::core::{Core, SequencesOf};
@@ -84,6 +86,18 @@ impl Rounds {
             }
             if world.ranks() > 1 {
                 decision = world.share("save", 0, &decision)?;
+            }
+            if !decision.is_empty() && world.ranks() > 1 {
+                let fits = |s: &StoreObject| s.fits(&facts, Slice::from(&decision[..]), &lent);
+                let fits = world.is_lead()
+                    || h.call(fits).unwrap_or_else(|error| {
+                        tracing::warn!("{error}: not kept");
+                        false
+                    });
+                if !world.agree_all("room for a save", fits)? {
+                    h.call(|s| s.refused(&facts))?;
+                    decision.clear();
+                }
             }
             if !decision.is_empty() {
                 h.call(|s| s.save(&facts, Slice::from(&decision[..]), &lent))?;

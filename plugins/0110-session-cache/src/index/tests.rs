@@ -111,6 +111,23 @@ fn a_known_snapshot_is_used_again_and_a_too_large_one_is_skipped() {
 }
 
 #[test]
+fn what_a_decision_takes_is_told_before_it_is_done() {
+    let mut index = Index::new(3 * SLAB_BYTES, SLAB_BYTES);
+    let (a, b) = (save_of(&ids(1, 0, 300), 7, 10), save_of(&ids(2, 0, 300), 7, 25));
+    for save in [&a, &b, &a, &save_of(&ids(3, 0, 300), 7, 2 * SLAB_BYTES - 20)] {
+        let decision = index.decide(save, u64::MAX);
+        let (before, told) = (index.used(), index.growth(save, &decision));
+        index.apply(save, &decision).unwrap();
+        assert_eq!(told, index.used().saturating_sub(before), "{decision:?}");
+    }
+    assert_eq!(
+        index.growth(&b, &Decision::Stored { id: 99, evicted: vec![] }),
+        0,
+        "what cannot be done takes nothing"
+    );
+}
+
+#[test]
 fn the_entry_used_longest_ago_goes_first() {
     let mut index = Index::new(3 * 100, SLAB_BYTES);
     let all: Vec<Save> = (1..=4).map(|seed| save_of(&ids(seed, 0, 100), 7, 100)).collect();
