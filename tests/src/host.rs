@@ -42,6 +42,9 @@ impl Host for Alone {
     fn ranks(&self) -> Result<u32, OpError> {
         Ok(1)
     }
+    fn threads(&self) -> Result<u32, OpError> {
+        Ok(std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+    }
     fn log(&self, _: Level, message: Text<'_>) -> Result<(), OpError> {
         self.kept().push(message.to_string());
         Ok(())

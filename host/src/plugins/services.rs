@@ -127,6 +127,11 @@ impl Host for HostFor {
         Ok(self.desk.ranks())
     }
 
+    fn threads(&self) -> Result<u32, OpError> {
+        // The pool of this program, which was sized before any plugin was loaded.
+        Ok(rayon::current_num_threads() as u32)
+    }
+
     fn log(&self, level: Level, message: Text<'_>) -> Result<(), OpError> {
         let (plugin, message) = (&*self.plugin, message.get_str());
         match level {
@@ -218,6 +223,12 @@ mod tests {
         }
         let told = host.count("one_more".into(), 1.0).unwrap_err().to_string();
         assert!(told.contains("256"), "{told}");
+    }
+
+    #[test]
+    fn plugins_get_the_threads_of_the_program() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        assert_eq!(pool.install(|| host().threads()), Ok(3));
     }
 
     #[test]

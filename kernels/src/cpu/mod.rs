@@ -9,4 +9,4 @@ pub mod rows;
 mod simd;
 
 pub use ops::{Lists, VERSION, down_tiled, groups, operands, reference, up_tiled, write_latents};
-pub use par::threads;
+pub use par::{size_pool, threads, threads_of};

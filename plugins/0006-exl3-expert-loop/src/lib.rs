@@ -1,11 +1,15 @@
 //! `moe.up` and `moe.down` of calls in which an expert may have more than 16 rows: its weights are read once for all of
 //! them. Only the place of work differs from the reference, never a sum.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
+use plugfold_abi::points::{Host, HostObject, Level};
 use plugfold_abi::{
     BelowObject, Bits, Call, Claim, Granted, KnobId, KnobValue, List, OpError, Phase, Plan, Provider,
-    ProviderObject, Query, TextBuf, formats, value_of,
+    ProviderObject, Query, Text, TextBuf, formats, value_of,
 };
 use plugfold_kernels::cpu::math::moe::Tiles;
 use plugfold_kernels::cpu::{down_tiled, up_tiled};
@@ -48,8 +52,10 @@ impl Plugin for ExpertLoop {
         let knobs = setup.knobs;
         let tiles = tiles(&knobs.get("expert_loop_cfg")?.value)?;
         let (knob, on) = (knobs.id("expert_loop")?, knobs.bool("expert_loop")?);
+        plugfold_kernels::cpu::threads_of(setup.host)?;
+        let note = Note { host: setup.host(), said: Arc::default() };
         let offers = [Half::Up, Half::Down].map(|half| {
-            let looped = Looped { half, tiles, knob, on };
+            let looped = Looped { half, tiles, knob, on, note: Some(note.clone()) };
             Offer::of(ProviderObject::new(looped))
         });
         Ok(offers.into_iter().collect())
@@ -65,8 +71,17 @@ pub enum Half {
     Down,
 }
 
+/// Where it is said, once, that the setting places nothing.
+#[derive(Clone)]
+pub struct Note {
+    /// The host.
+    pub host: &'static HostObject,
+    /// Whether it was said.
+    pub said: Arc<AtomicBool>,
+}
+
 /// The provider of one of the products.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Looped {
     /// Which.
     pub half: Half,
@@ -76,6 +91,8 @@ pub struct Looped {
     pub knob: KnobId,
     /// Where it stands for a request that says nothing.
     pub on: bool,
+    /// Who is told of a setting that does nothing.
+    pub note: Option<Note>,
 }
 
 impl Looped {
@@ -84,6 +101,20 @@ impl Looped {
             Half::Up => "moe.up",
             Half::Down => "moe.down",
         }
+    }
+
+    /// Coded stacks run the reference's own routine, which has no tiles to place.
+    fn tell(&self) -> Result<(), OpError> {
+        let Some(note) = self.note.as_ref().filter(|_| self.tiles != SETTINGS[0]) else { return Ok(()) };
+        if note.said.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let text = format!(
+            "expert_loop_cfg = {},{} does nothing here: experts are coded in EXL3, and their routine on the CPU has no tiles \
+             to place",
+            self.tiles.columns, self.tiles.members
+        );
+        note.host.log(Level::Warn, Text::from(text.as_str()))
     }
 }
 
@@ -102,6 +133,9 @@ impl Provider for Looped {
             && query.rows > ONE_TILE;
         if !(mine && weights && on) {
             return Ok(Claim::No);
+        }
+        if first.get_str() == formats::EXL3_SEGMENTS {
+            self.tell()?;
         }
         let mut plan: Plan = [0; 64];
         // Both are single digits: see SETTINGS.
@@ -123,9 +157,9 @@ plugfold_abi::export!(manifest: MANIFEST, plugin: ExpertLoop);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use plugfold_abi::{Slice, Text};
+    use plugfold_abi::Slice;
 
-    const UP: Looped = Looped { half: Half::Up, tiles: SETTINGS[3], knob: 1, on: true };
+    const UP: Looped = Looped { half: Half::Up, tiles: SETTINGS[3], knob: 1, on: true, note: None };
 
     fn query<'a>(rows: u32, format: &'a str, knobs: &'a [KnobValue]) -> Query<'a> {
         let mut query = Query::of("moe.up", Phase::Prefill);
@@ -168,6 +202,29 @@ mod tests {
     }
 
     #[test]
+    fn a_setting_that_places_nothing_is_said_once() {
+        for (tiles, format, lines) in [
+            (SETTINGS[3], formats::EXL3_SEGMENTS, 1),
+            (SETTINGS[3], formats::PANEL16_BF16, 0),
+            (SETTINGS[0], formats::EXL3_SEGMENTS, 0),
+        ] {
+            let host = plugfold_tests::host::Alone::default();
+            let note = Note { host: host.object(), said: Arc::default() };
+            for half in [Half::Up, Half::Down] {
+                let one = Looped { half, tiles, note: Some(note.clone()), ..UP };
+                let mut asked = query(64, format, &[]);
+                asked.op = Text::from(one.name());
+                for _ in 0..2 {
+                    one.claim(&asked).unwrap();
+                }
+            }
+            let told = host.lines();
+            assert_eq!(told.len(), lines, "{told:?}");
+            assert!(told.iter().all(|l| l.contains("expert_loop_cfg = 2,4 does nothing here")), "{told:?}");
+        }
+    }
+
+    #[test]
     fn calls_of_one_tile_stay_with_the_reference() {
         for (rows, mine) in [(1, false), (16, false), (17, true), (4096, true)] {
             assert_eq!(claims(UP, &query(rows, formats::EXL3_SEGMENTS, &[])), mine, "{rows} rows");
@@ -178,8 +235,8 @@ mod tests {
     fn a_request_switches_it_and_only_known_weights_are_claimed() {
         let values = |on| [KnobValue::Int(0), KnobValue::Bool(on)];
         let off = Looped { on: false, ..UP };
-        for (on, load) in [(true, UP), (true, off)] {
-            assert!(claims(load, &query(64, formats::PANEL16_BF16, &values(on))));
+        for (on, load) in [(true, UP), (true, off.clone())] {
+            assert!(claims(load.clone(), &query(64, formats::PANEL16_BF16, &values(on))));
             assert!(!claims(load, &query(64, formats::PANEL16_BF16, &values(!on))));
         }
         assert!(

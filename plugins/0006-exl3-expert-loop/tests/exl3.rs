@@ -108,7 +108,7 @@ fn coded_stacks_give_the_bits_of_the_reference_and_of_each_row_alone() {
         let want = run(&plain, half, &x, &order, &starts);
         assert!(want.iter().all(|v| f32::from_bits(*v).is_finite()), "all was written");
         for tiles in SETTINGS {
-            let looped = ProviderObject::new(Looped { half, tiles, knob: 0, on: true });
+            let looped = ProviderObject::new(Looped { half, tiles, knob: 0, on: true, note: None });
             assert_eq!(run(&looped, half, &x, &order, &starts), want, "{op}, {tiles:?}");
         }
         let n = want.len() / rows;

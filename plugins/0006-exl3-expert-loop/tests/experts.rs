@@ -102,7 +102,7 @@ fn core(tiles: Option<Tiles>) -> Core {
     let mut hooks = Hooks::default();
     if let Some(tiles) = tiles {
         for half in [Half::Up, Half::Down] {
-            let looped = Looped { half, tiles, knob: 0, on: true };
+            let looped = Looped { half, tiles, knob: 0, on: true, note: None };
             hooks.add_object("0006", ProviderObject::new(looped)).unwrap();
         }
         let spec = KnobSpec { name: "0006.expert_loop".into(), fold: Fold::Split, effect: Effect::Speed };

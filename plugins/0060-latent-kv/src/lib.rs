@@ -44,6 +44,7 @@ impl Plugin for LatentKv {
             "1" => {}
             other => return Err(OpError::invalid(format!("latent_kv is {other:?}: give 0 or 1"))),
         }
+        plugfold_kernels::cpu::threads_of(setup.host)?;
         let mut offers = vec![
             Offer::of(LayoutLinkObject::new(Rows { host: Some(setup.host()) })),
             Offer::of(PassObject::new(Around)),

@@ -22,6 +22,8 @@ crate::interface! {
         fn rank(&self) -> u32;
         /// Ranks.
         fn ranks(&self) -> u32;
+        /// Threads that work on the CPU may use on this rank: a plugin with a pool of its own makes it as wide.
+        fn threads(&self) -> u32;
         /// A line of the log, under the plugin's id.
         fn log(&self, level: Level, message: Text<'_>) -> ();
         /// Adds to a counter (`plugfold_plugin_NAME_total`, labelled with the plugin's id).
