@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use plugfold::config::Settings;
 use plugfold::knobs::{KnobTable, Resolved};
 use plugfold::plugins::life::{Chosen, Plugins, choose, free_memory};
-use plugfold::plugins::sentinel::{Sentinel, crashed};
+use plugfold::plugins::sentinel::{Sentinel, crashed, forget};
 use plugfold::plugins::services::Figures;
 use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Search, cache_folder};
@@ -34,6 +34,8 @@ pub const DEVICE: &str = "cpu";
 const MEETING: Duration = Duration::from_secs(60);
 /// How long followers may take to end after rank 0 said goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
+/// How long they may take where rank 0 failed.
+const HEARD: Duration = Duration::from_millis(500);
 
 /// A loaded model: rank 0 of it, and the processes of the others.
 pub struct Model {
@@ -43,9 +45,50 @@ pub struct Model {
     pub others: Others,
 }
 
+/// The processes of the other ranks. Those that still run when this is dropped are ended, which is no crash of theirs.
+struct Followers(Option<Children>);
+
+impl Followers {
+    /// Those that run.
+    fn running(&mut self) -> Vec<u32> {
+        let Some(children) = &mut self.0 else { return Vec::new() };
+        let pids = children.pids().into_iter().zip(1..);
+        pids.filter(|(_, rank)| children.ended(*rank).is_none()).map(|(pid, _)| pid).collect()
+    }
+
+    /// Waits for all to end by themselves; `false`: some did not.
+    fn finish(mut self) -> bool {
+        let running = self.running();
+        let fine = self.0.take().is_none_or(|children| children.finish(GOODBYE));
+        forgotten(&running);
+        fine
+    }
+}
+
+impl Drop for Followers {
+    fn drop(&mut self) {
+        // The others end by themselves once they hear of it; one that has crashed may not be gone yet.
+        let deadline = Instant::now() + HEARD;
+        let mut running = self.running();
+        while !running.is_empty() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+            running = self.running();
+        }
+        self.0.take();
+        forgotten(&running);
+    }
+}
+
+fn forgotten(pids: &[u32]) {
+    // Without a folder there are no files either.
+    if let (false, Ok(cache)) = (pids.is_empty(), cache_folder()) {
+        forget(&cache, pids);
+    }
+}
+
 /// What lives beside rank 0 of an engine: its plugins, and the other ranks' processes, which end with this.
 pub struct Others {
-    children: Option<Children>,
+    followers: Followers,
     plugins: Arc<Plugins>,
     limits: Limits,
     sentinel: Option<Sentinel>,
@@ -77,9 +120,7 @@ impl Others {
 
     /// Waits for the others to end by themselves. Rank 0 must be gone already.
     pub fn finish(self) {
-        if let Some(children) = self.children
-            && !children.finish(GOODBYE)
-        {
+        if !self.followers.finish() {
             tracing::warn!("a rank did not end by itself");
         }
     }
@@ -123,15 +164,15 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
             super::tell(&running);
         }
         let names = setup.chosen.iter().map(|c| c.library.name.clone()).collect();
-        sentinel = Some(Sentinel::raise(&cache, names)?);
+        sentinel = Some(Sentinel::raise(&cache, (0, settings.ranks), names)?);
     }
     threads(settings.threads, settings.ranks)?;
-    let (world, children) = meet(settings, &options, &company)?;
+    let (world, followers) = meet(settings, &options, &company)?;
     let loading = Loading::start(&options.model);
     let core = CoreOptions { progress: loading.told(), ..CoreOptions::default() };
     let (rank, plugins) = load(&options, core, world, setup.chosen.clone(), &company.settled)?;
     let limits = rank.limits;
-    Ok(Model { rank, others: Others { children, plugins: Arc::new(plugins), limits, sentinel } })
+    Ok(Model { rank, others: Others { followers, plugins: Arc::new(plugins), limits, sentinel } })
 }
 
 /// Loads the model and starts the engine.
@@ -165,13 +206,9 @@ pub fn threads(asked: Option<usize>, ranks: usize) -> anyhow::Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the threads of the kernels")
 }
 
-fn meet(
-    settings: &Settings,
-    options: &Options,
-    company: &Company,
-) -> anyhow::Result<(World, Option<Children>)> {
+fn meet(settings: &Settings, options: &Options, company: &Company) -> anyhow::Result<(World, Followers)> {
     if settings.ranks == 1 {
-        return Ok((World::single(), None));
+        return Ok((World::single(), Followers(None)));
     }
     let secret = Secret::random()?;
     let lead = Lead::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -181,11 +218,13 @@ fn meet(
     common.extend(["--ranks".into(), settings.ranks.to_string().into(), "--options".into(), settled.into()]);
     common.extend(["--plugins".into(), serde_json::to_string(company)?.into()]);
     common.extend(settings.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
-    let mut children = spawn_local(&program, settings.ranks, &secret, |rank| {
+    let children = spawn_local(&program, settings.ranks, &secret, |rank| {
         common.iter().cloned().chain(["--rank".into(), rank.to_string().into()]).collect()
     })?;
-    let world = lead.world(settings.ranks, &secret, MEETING, &mut || children.check())?;
-    Ok((world, Some(children)))
+    let mut followers = Followers(Some(children));
+    let mut check = || followers.0.as_mut().map_or(Ok(()), Children::check);
+    let world = lead.world(settings.ranks, &secret, MEETING, &mut check)?;
+    Ok((world, followers))
 }
 
 /// Arguments of a further rank.
@@ -214,10 +253,17 @@ impl Follow {
         threads(self.threads, self.ranks)?;
         let company: Company = serde_json::from_str(&self.plugins).context("--plugins")?;
         let chosen = choose(&company.list, &Search::only(company.folders), DEVICE)?;
+        let mut sentinel = None;
+        if !chosen.is_empty() {
+            let names = chosen.iter().map(|c| c.library.name.clone()).collect();
+            sentinel = Some(Sentinel::raise(&cache_folder()?, (self.rank, self.ranks), names)?);
+        }
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
         let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company.settled)?;
+        sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
         rank.follow()?;
         drop(plugins);
+        drop(sentinel);
         Ok(())
     }
 }

@@ -13,6 +13,10 @@ use super::PluginError;
 pub struct Running {
     /// Process.
     pub pid: u32,
+    /// Its rank.
+    pub rank: usize,
+    /// Ranks of its engine.
+    pub ranks: usize,
     /// "starting" or "serving".
     pub phase: String,
     /// The plugins that are on.
@@ -21,9 +25,11 @@ pub struct Running {
 
 impl std::fmt::Display for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let who =
+            if self.ranks > 1 { format!(" (rank {} of {})", self.rank, self.ranks) } else { String::new() };
         write!(
             f,
-            "process {} ended without a word while {}, with plugins {}; if it was one of them, --safe-mode starts without",
+            "process {}{who} ended without a word while {}, with plugins {}; if it was one of them, --safe-mode starts without",
             self.pid,
             self.phase,
             self.plugins.join(", ")
@@ -62,12 +68,23 @@ pub fn crashed(cache: &Path) -> Vec<Running> {
     found
 }
 
+/// Removes the files of processes that this one has ended on purpose.
+pub fn forget(cache: &Path, pids: &[u32]) {
+    for pid in pids {
+        let _ = std::fs::remove_file(folder(cache).join(format!("{pid}.json")));
+    }
+}
+
 impl Sentinel {
-    /// Says that these plugins are on from now on.
+    /// Says that these plugins are on from now on, on a rank of so many.
     ///
     /// # Errors
     /// A cache folder that cannot be written.
-    pub fn raise(cache: &Path, plugins: Vec<String>) -> Result<Self, PluginError> {
+    pub fn raise(
+        cache: &Path,
+        (rank, ranks): (usize, usize),
+        plugins: Vec<String>,
+    ) -> Result<Self, PluginError> {
         let pid = std::process::id();
         let path = folder(cache).join(format!("{pid}.json"));
         let told = |e: std::io::Error| {
@@ -82,8 +99,8 @@ impl Sentinel {
         let partial = folder(cache).join(format!(".{pid}"));
         let file = File::create(&partial).map_err(told)?;
         file.lock().map_err(told)?;
-        let mut sentinel =
-            Self { path: path.clone(), file, running: Running { pid, phase: "starting".into(), plugins } };
+        let running = Running { pid, rank, ranks, phase: "starting".into(), plugins };
+        let mut sentinel = Self { path: path.clone(), file, running };
         sentinel.write().and_then(|()| std::fs::rename(&partial, &path)).map_err(told)?;
         Ok(sentinel)
     }
@@ -120,7 +137,7 @@ mod tests {
     fn a_living_process_is_no_crash_and_a_dead_one_is_told_once() {
         let cache = tempfile::tempdir().unwrap();
         assert_eq!(crashed(cache.path()), []);
-        let mut sentinel = Sentinel::raise(cache.path(), vec!["0003-prefill-rows".into()]).unwrap();
+        let mut sentinel = Sentinel::raise(cache.path(), (1, 3), vec!["0003-prefill-rows".into()]).unwrap();
         sentinel.serving().unwrap();
         assert_eq!(crashed(cache.path()), []);
         // A process that dies leaves the file and loses the lock.
@@ -130,9 +147,13 @@ mod tests {
         let told = crashed(cache.path());
         assert_eq!(told.len(), 1);
         let text = told[0].to_string();
-        for word in ["while serving", "0003-prefill-rows", "--safe-mode"] {
+        for word in ["(rank 1 of 3)", "while serving", "0003-prefill-rows", "--safe-mode"] {
             assert!(text.contains(word), "{text}");
         }
+        assert_eq!(crashed(cache.path()), []);
+        // One that was ended on purpose is no crash.
+        std::fs::copy(&sentinel.path, folder(cache.path()).join("2.json")).unwrap();
+        forget(cache.path(), &[2, 3]);
         assert_eq!(crashed(cache.path()), []);
         let path = sentinel.path.clone();
         drop(sentinel);
