@@ -15,9 +15,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// `draft: false` and `0` ask for one token a round.
+    /// Whether drafts, and with them stored states, may be used. The policy `0` asks for one token a round and no more: its
+    /// requests resume and are kept as others are.
     pub fn drafts(&self) -> bool {
-        !self.off && self.asked != "0"
+        !self.off
     }
 }
 
@@ -26,9 +27,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_client_may_ask_for_no_drafts_in_two_ways() {
+    fn only_draft_false_turns_everything_off() {
         let policy = |asked: &str, off| Policy { asked: asked.into(), spec: asked.into(), off };
-        assert!(policy("auto", false).drafts() && policy("", false).drafts());
-        assert!(!policy("0", false).drafts() && !policy("3", true).drafts());
+        for asked in ["auto", "", "0", "3"] {
+            assert!(policy(asked, false).drafts() && !policy(asked, true).drafts(), "{asked}");
+        }
     }
 }
