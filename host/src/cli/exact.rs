@@ -6,12 +6,13 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use plugfold::exact::plants::PLANTS;
-use plugfold::exact::{Company, GATES, Gate, Load, Plant, Setup as Trial, Verdict, run};
+use plugfold::exact::{Company, GATES, Gate, Load, Plant, Setup as Trial, Silent, Verdict, run};
 use plugfold::plugins::cache_folder;
 use plugfold::plugins::life::{Plugins, free_memory};
 use plugfold_engine::config::ModelConfig;
 use plugfold_engine::rank::{Options, raised};
 use plugfold_engine::ranks::World;
+use plugfold_manifest::{ByName, Class};
 use serde_json::json;
 
 use super::ModelArgs;
@@ -57,6 +58,24 @@ fn loader(setup: &Setup) -> anyhow::Result<Load> {
     Ok(Arc::new(move |world: &World, options: &Options| load(world, options).map_err(|e| format!("{e:#}"))))
 }
 
+/// The plugins that promise to change no reply, each with a way to load the others without it.
+fn silent(setup: &Setup) -> anyhow::Result<Vec<Silent>> {
+    let mut all = Vec::new();
+    for chosen in &setup.chosen {
+        let manifest = &chosen.library.manifest;
+        if manifest.class() < Class::NewArithmetic {
+            let without =
+                setup.without(&manifest.id).with_context(|| format!("without {}", manifest.label()))?;
+            let (name, class) = (manifest.label(), manifest.class().to_string());
+            let brought =
+                |b: &ByName| b.kind == "transport" && Some(&b.name) == setup.settings().transport.as_ref();
+            let transport = manifest.by_name.iter().any(brought);
+            all.push(Silent { name, class, without: loader(&without)?, transport });
+        }
+    }
+    Ok(all)
+}
+
 impl Exact {
     /// Runs the gates; fails when one is broken, or when a planted fault goes unnoticed.
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -83,9 +102,12 @@ impl Exact {
         if plant.is_some_and(|p| p.ranks > settings.ranks) {
             bail!("this fault needs ranks: give --ranks 2");
         }
-        let trial = Trial { options, ranks: settings.ranks, load: loader(&setup)?, plant };
+        let gates = gates(&self.gate)?;
+        let on_and_off = gates.iter().any(|g| g.name == "same-bits");
+        let silent = if on_and_off { silent(&setup)? } else { Vec::new() };
+        let trial = Trial { options, ranks: settings.ranks, load: loader(&setup)?, silent, plant };
         let mut broken = Vec::new();
-        for gate in gates(&self.gate)? {
+        for gate in gates {
             let verdict = run(gate, &trial);
             println!("{:10} {:45} {verdict}", gate.name, gate.promise);
             if let Verdict::Broken(_) = verdict {

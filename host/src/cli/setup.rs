@@ -24,6 +24,7 @@ pub struct Setup {
     pub resolved: Resolved,
     /// The plugins, found and sorted.
     pub chosen: Vec<Chosen>,
+    sources: Sources,
     folders: Vec<PathBuf>,
 }
 
@@ -45,10 +46,44 @@ impl Setup {
     /// Sources that are wrong, plugins that are not there or do not go together.
     pub fn read(args: &ModelArgs, flags: serde_json::Map<String, serde_json::Value>) -> anyhow::Result<Self> {
         let (sources, search) = sources(args, flags)?;
-        let chosen = choose(&sources.plugins, &search, DEVICE)?;
+        let setup = Self::of(sources, &search)?;
+        setup.resolved.report.iter().for_each(|line| tracing::warn!("{line}"));
+        Ok(setup)
+    }
+
+    fn of(sources: Sources, search: &Search) -> anyhow::Result<Self> {
+        let chosen = choose(&sources.plugins, search, DEVICE)?;
         together(&chosen)?;
         let resolved = resolve(&sources, &chosen)?;
-        Ok(Self { resolved, chosen, folders: search.folders().to_vec() })
+        Ok(Self { resolved, chosen, sources, folders: search.folders().to_vec() })
+    }
+
+    /// The same start without a plugin, without what was said for it, and without the plugins that need it.
+    ///
+    /// # Errors
+    /// What remains does not go together.
+    pub fn without(&self, id: &str) -> anyhow::Result<Self> {
+        let mut gone = vec![id.to_owned()];
+        loop {
+            let needs = |c: &&Chosen| {
+                let manifest = &c.library.manifest;
+                !gone.contains(&manifest.id)
+                    && manifest.requires.iter().any(|r| gone.iter().any(|g| same_plugin(r, g)))
+            };
+            let Some(next) = self.chosen.iter().find(needs).map(|c| c.library.manifest.id.clone()) else {
+                break;
+            };
+            gone.push(next);
+        }
+        let off: Vec<Listed> = self
+            .chosen
+            .iter()
+            .filter(|c| gone.contains(&c.library.manifest.id))
+            .map(|c| c.listed.clone())
+            .collect();
+        let mut sources = self.sources.clone();
+        sources.leave_out(&off);
+        Self::of(sources, &Search::new(&self.folders))
     }
 
     /// As [`Setup::read`], without the plugins that are not there or cannot be used; says what is wrong with each.
@@ -81,7 +116,9 @@ impl Setup {
             problems.push(error.to_string());
             found
         });
-        Ok((resolve(&sources, &chosen)?, problems))
+        let resolved = resolve(&sources, &chosen)?;
+        resolved.report.iter().for_each(|line| tracing::warn!("{line}"));
+        Ok((resolved, problems))
     }
 
     /// The program's own settings.
@@ -145,12 +182,8 @@ fn sources(
     Ok((sources, search))
 }
 
-/// Resolves all knobs, and tells what was not used.
+/// Resolves all knobs.
 fn resolve(sources: &Sources, chosen: &[Chosen]) -> anyhow::Result<Resolved> {
     let manifests: Vec<Manifest> = chosen.iter().map(|c| c.library.manifest.clone()).collect();
-    let resolved = Resolved::new(sources, manifests)?;
-    for line in &resolved.report {
-        tracing::warn!("{line}");
-    }
-    Ok(resolved)
+    Ok(Resolved::new(sources, manifests)?)
 }

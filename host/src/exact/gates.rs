@@ -1,5 +1,8 @@
 //! The gates.
 
+mod rows;
+mod same_bits;
+
 use plugfold_abi::Phase;
 use plugfold_abi::points::{DraftPolicy, Store, StoreOffer};
 use plugfold_abi::{Slice, Text};
@@ -33,8 +36,9 @@ pub const GATES: &[Gate] = &[
     Gate { name: "chunks", promise: "the size of chunks changes nothing", run: chunks },
     Gate { name: "keeps", promise: "a kept part of a window is as many serial steps", run: keeps },
     Gate { name: "commits", promise: "a forward commits nothing", run: commits },
-    Gate { name: "rows", promise: "a row's bits depend on the row", run: rows },
+    Gate { name: "rows", promise: "a row's bits depend on the row", run: rows::rows },
     Gate { name: "ranks", promise: "ranks agree", run: ranks },
+    Gate { name: "same-bits", promise: "a plugin that says so changes no reply", run: same_bits::same_bits },
 ];
 
 /// Sizes of a model that cases are made of.
@@ -321,25 +325,6 @@ fn chunks(setup: &Setup) -> Ran {
     })
 }
 
-/// One forward of sequences; gives the bits of every wanted row, of the streams after every layer and of the logits.
-fn bits(core: &mut Core, phase: Phase, seqs: &[SeqRows<'_>]) -> Result<Vec<Vec<u32>>, String> {
-    let f = core.forward(phase, seqs, None, true).map_err(|e| e.to_string())?;
-    if let Some(failure) = &f.failure {
-        return Err(failure.to_string());
-    }
-    let rows: usize = seqs.iter().map(|s| s.tokens.len()).sum();
-    let mut out: Vec<Vec<u32>> = vec![Vec::new(); rows];
-    let names: Vec<String> = (0..core.config().layers.len()).map(|i| format!("layer.{i}")).collect();
-    for name in names.iter().map(String::as_str).chain(["rows", "logits"]) {
-        let Some(values) = core.output(&f, name) else { continue };
-        let width = values.len() / rows.max(1);
-        for (row, part) in out.iter_mut().zip(values.chunks(width.max(1))) {
-            row.extend(part.iter().map(|v| v.to_bits()));
-        }
-    }
-    Ok(out)
-}
-
 fn prefill(core: &mut Core, slot: usize, ids: &[u32]) -> Result<(), String> {
     core.begin(slot);
     for tokens in ids.chunks(PIECE) {
@@ -414,72 +399,6 @@ fn commits(setup: &Setup) -> Ran {
                     return Ok(Err((format!("{phase:?} at position {start}"), what)));
                 }
                 count += 1;
-            }
-        }
-        Ok(Ok(count))
-    })
-}
-
-/// Rows in random company: other sequences before and behind, other row counts, either phase.
-fn rows(setup: &Setup) -> Ran {
-    let mut wide = setup.clone();
-    wide.options.slots = wide.options.slots.max(3);
-    holds(&wide, |p| {
-        let s = sizes(p.rank);
-        let core = &mut p.rank.core;
-        let lengths = [2, s.limit.min(s.context / 2), s.limit + 5];
-        for (slot, n) in lengths.iter().enumerate().filter(|(_, n)| **n + s.window < s.context) {
-            prefill(core, slot, &ids(slot as u64 + 20, *n, s.vocab))?;
-        }
-        let usable: Vec<usize> = (0..3).filter(|i| lengths[*i] + s.window < s.context).collect();
-        let tokens: Vec<Vec<u32>> = (0..3).map(|i| ids(i + 40, s.window, s.vocab)).collect();
-        let mut count = 0;
-        for phase in [Phase::Window, Phase::Prefill] {
-            let mut alone = vec![Vec::new(); 3];
-            for &slot in &usable {
-                for n in 1..=s.window {
-                    let rows = [SeqRows { slot, tokens: &tokens[slot][..n], want: Want::All, embeds: &[] }];
-                    let found = bits(core, phase, &rows)?;
-                    if n == s.window {
-                        alone[slot] = found;
-                    }
-                }
-            }
-            for turn in 0..24_usize {
-                let mut order = usable.clone();
-                let by = turn % order.len();
-                order.rotate_left(by);
-                if turn % 2 == 1 {
-                    order.reverse();
-                }
-                order.truncate(1 + turn % 3);
-                let count_of = |slot: usize| 1 + (turn * 5 + slot * 3) % s.window;
-                let seqs: Vec<SeqRows<'_>> = order
-                    .iter()
-                    .map(|&slot| SeqRows {
-                        slot,
-                        tokens: &tokens[slot][..count_of(slot)],
-                        want: Want::All,
-                        embeds: &[],
-                    })
-                    .collect();
-                let found = bits(core, phase, &seqs)?;
-                let mut all = found.iter();
-                for &slot in &order {
-                    for (row, (want, found)) in
-                        alone[slot].iter().zip(all.by_ref().take(count_of(slot))).enumerate()
-                    {
-                        if found != want {
-                            let first = found.iter().zip(want).position(|(a, b)| a != b);
-                            let case = format!("{phase:?}, row {row} of slot {slot} among slots {order:?}");
-                            return Ok(Err((
-                                case,
-                                format!("differs first at number {first:?} of its streams and logits"),
-                            )));
-                        }
-                        count += 1;
-                    }
-                }
             }
         }
         Ok(Ok(count))

@@ -1,5 +1,6 @@
 //! The promises of the engine, tried on a model: drafted equals serial, batched equals alone, resumed equals fresh, chunk
-//! sizes change nothing, ranks agree, a forward commits nothing, a row's bits depend on the row.
+//! sizes change nothing, ranks agree, a forward commits nothing, a row's bits depend on the row, plugins that promise to
+//! change no reply change none.
 //!
 //! Every gate runs the same script on every rank and compares tokens and whole committed states; it says which gate, which
 //! case and what differed first. [`plants`] breaks each promise on purpose, to see that its gate notices.
@@ -31,6 +32,19 @@ pub struct Company {
 /// Loads a rank's plugins, in step with the other ranks.
 pub type Load = Arc<dyn Fn(&World, &Options) -> Result<Company, String> + Send + Sync>;
 
+/// A loaded plugin that promises to change no reply.
+#[derive(Clone)]
+pub struct Silent {
+    /// Its name.
+    pub name: String,
+    /// What it promises: "same-bits", "drafts-only" or "host-only".
+    pub class: String,
+    /// Loads a rank's plugins without it, and without those that need it.
+    pub without: Load,
+    /// Whether it brings the transport in force: without it the built-in one is used.
+    pub transport: bool,
+}
+
 /// What is tried.
 #[derive(Clone)]
 pub struct Setup {
@@ -40,6 +54,8 @@ pub struct Setup {
     pub ranks: usize,
     /// Plugins of each rank.
     pub load: Load,
+    /// Those of them that promise to change no reply.
+    pub silent: Vec<Silent>,
     /// A fault to plant.
     pub plant: Option<&'static Plant>,
 }
@@ -54,7 +70,7 @@ impl Setup {
         let load = move |world: &World, _: &Options| {
             Ok(Company { hooks: hooks(world.rank())?, lines: Vec::new(), keep: Box::new(()) })
         };
-        Self { options, ranks, load: Arc::new(load), plant: None }
+        Self { options, ranks, load: Arc::new(load), silent: Vec::new(), plant: None }
     }
 
     /// The bare engine.

@@ -113,6 +113,20 @@ pub const PLANTS: &[Plant] = &[
         "embed",
         providers::shared_token,
     ),
+    around(
+        "other-rounding",
+        "products claim the reference's bits and differ in the last one, on every row alike",
+        &["same-bits"],
+        "dense",
+        providers::nudge_all,
+    ),
+    around(
+        "state-only",
+        "rows of the attention cache differ in the last bit of one number, which hardly ever changes a token",
+        &["same-bits"],
+        "mla.write",
+        providers::nudge_cache,
+    ),
     Plant {
         ranks: 2,
         ..around(

@@ -113,7 +113,7 @@ impl<'a> Asked<'a> {
 }
 
 /// Everything that was said, weakest source first.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// The plugins to load, in order.
     pub plugins: Vec<Listed>,

@@ -101,13 +101,35 @@ fn row(view: &View, row: usize) -> &mut [f32] {
     }
 }
 
+/// Turns the last bit of a number.
+fn nudge(value: &mut f32) {
+    *value = f32::from_bits(value.to_bits() ^ 1);
+}
+
+pub(super) fn nudge_all(call: &Call<'_>, below: &BelowObject, _: usize, _: usize) -> Result<(), OpError> {
+    below.run(call)?;
+    let out = &call.outputs[0];
+    (0..out.rows as usize).for_each(|r| nudge(&mut row(out, r)[0]));
+    Ok(())
+}
+
+#[allow(clippy::cast_ptr_alignment)] // rows of caches start on multiples of 4 bytes
+pub(super) fn nudge_cache(call: &Call<'_>, below: &BelowObject, _: usize, _: usize) -> Result<(), OpError> {
+    below.run(call)?;
+    for (position, seq) in call.round.positions.iter().zip(call.round.row_seq.iter()) {
+        let at = plugfold_abi::SlotState { slot: call.round.seq_slot[*seq as usize], parity: 0 };
+        // SAFETY: a row that this call has just written for its own sequence; the call has it alone.
+        nudge(unsafe { &mut *call.caches[0].row_ptr(at, *position).cast::<f32>() });
+    }
+    Ok(())
+}
+
 pub(super) fn nudge_many(call: &Call<'_>, below: &BelowObject, _: usize, _: usize) -> Result<(), OpError> {
     below.run(call)?;
     let out = &call.outputs[0];
     if out.rows > 4 {
         for r in 0..out.rows as usize {
-            let value = &mut row(out, r)[0];
-            *value = f32::from_bits(value.to_bits() ^ 1);
+            nudge(&mut row(out, r)[0]);
         }
     }
     Ok(())
