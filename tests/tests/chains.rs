@@ -65,7 +65,7 @@ fn asked(body: &DocumentObject) -> Result<String, OpError> {
 struct Obliging;
 
 impl Obliging {
-    fn step(&self, body: &DocumentObject, step: &str) -> Result<Option<&'static str>, OpError> {
+    fn step(body: &DocumentObject, step: &str) -> Result<Option<&'static str>, OpError> {
         let asked = asked(body)?;
         let deed = ["panic", "error", "blame", "garbage", "status"]
             .into_iter()
@@ -81,7 +81,7 @@ impl Obliging {
 
 impl RequestLink for Obliging {
     fn rewrite(&self, body: &DocumentObject) -> Result<(), OpError> {
-        match self.step(body, "rewrite")? {
+        match Self::step(body, "rewrite")? {
             Some(_) => body.set("/messages".into(), "{not JSON".into()),
             None => Ok(()),
         }
@@ -93,7 +93,7 @@ impl RequestLink for Obliging {
             code: "not_today".into(),
             param: "messages".into(),
         };
-        Ok(match self.step(body, "check")? {
+        Ok(match Self::step(body, "check")? {
             Some("status") => Maybe::RSome(refusal(429)),
             Some(_) => Maybe::RSome(refusal(200)),
             None => Maybe::RNone,
@@ -101,7 +101,7 @@ impl RequestLink for Obliging {
     }
     fn prepare(&self, body: &DocumentObject, _: Slice<'_, u32>) -> Result<List<Attachment>, OpError> {
         let attachment = || Attachment { name: "twice".into(), bytes: List::new() };
-        Ok(match self.step(body, "prepare")? {
+        Ok(match Self::step(body, "prepare")? {
             Some(_) => List::from(vec![attachment(), attachment()]),
             None => List::new(),
         })
@@ -110,19 +110,19 @@ impl RequestLink for Obliging {
 
 impl PromptLink for Obliging {
     fn variables(&self, body: &DocumentObject, variables: &mut TextBuf) -> Result<(), OpError> {
-        if self.step(body, "variables")?.is_some() {
+        if Self::step(body, "variables")?.is_some() {
             variables.push_str(",");
         }
         Ok(())
     }
     fn text(&self, body: &DocumentObject, text: &mut TextBuf) -> Result<(), OpError> {
-        if self.step(body, "text")?.is_some() {
+        if Self::step(body, "text")?.is_some() {
             *text = "x".repeat(20 << 20).into();
         }
         Ok(())
     }
     fn ids(&self, body: &DocumentObject, ids: &mut List<u32>) -> Result<(), OpError> {
-        if self.step(body, "ids")?.is_some() {
+        if Self::step(body, "ids")?.is_some() {
             ids.push(1 << 30);
         }
         Ok(())
@@ -131,7 +131,7 @@ impl PromptLink for Obliging {
 
 impl StreamLink for Obliging {
     fn begin(&self, _: u64, body: &DocumentObject) -> Result<(), OpError> {
-        self.step(body, "begin").map(|_| ())
+        Self::step(body, "begin").map(|_| ())
     }
     fn piece(&self, _: u64, piece: &mut StreamPiece) -> Result<(), OpError> {
         let text = format!("{}{}", piece.reasoning, piece.text);
@@ -145,17 +145,17 @@ impl StreamLink for Obliging {
 
 impl ReplyLink for Obliging {
     fn repair(&self, body: &DocumentObject, _: &mut Told) -> Result<(), OpError> {
-        self.step(body, "repair").map(|_| ())
+        Self::step(body, "repair").map(|_| ())
     }
     fn parse(&self, body: &DocumentObject, reply: &mut Told) -> Result<(), OpError> {
-        if self.step(body, "parse")?.is_some() {
+        if Self::step(body, "parse")?.is_some() {
             let (id, name, arguments) = ("".into(), "f".into(), "[".into());
             reply.calls.push(plugfold_abi::points::ToolCall { id, name, arguments });
         }
         Ok(())
     }
     fn finish(&self, body: &DocumentObject, reply: &mut Told) -> Result<(), OpError> {
-        if self.step(body, "finish")?.is_some() {
+        if Self::step(body, "finish")?.is_some() {
             reply.fields = "{".into();
         }
         Ok(())

@@ -50,7 +50,7 @@ impl StreamLinks {
     }
 
     /// Takes a piece through the links from `place` on. `true`: the reply ends behind what is in `out` then.
-    fn from(&mut self, place: usize, mut both: Both, out: &mut Vec<Piece>) -> Result<bool, HookError> {
+    fn onward(&mut self, place: usize, mut both: Both, out: &mut Vec<Piece>) -> Result<bool, HookError> {
         for at in place..self.links.len() {
             if both.text.is_empty() && both.reasoning.is_empty() {
                 return Ok(false);
@@ -78,7 +78,7 @@ impl StreamLinks {
             let held = text.split_off(kept);
             both.text = text;
             if piece.stop {
-                let stopped = self.from(at + 1, both, out)?;
+                let stopped = self.onward(at + 1, both, out)?;
                 return if stopped { Ok(true) } else { self.flush(at + 1, out).map(|_| true) };
             }
             self.held[at] = held;
@@ -96,7 +96,7 @@ impl StreamLinks {
     fn flush(&mut self, place: usize, out: &mut Vec<Piece>) -> Result<bool, HookError> {
         for at in place..self.links.len() {
             let text = std::mem::take(&mut self.held[at]);
-            if self.from(at + 1, Both { text, ..Both::default() }, out)? {
+            if self.onward(at + 1, Both { text, ..Both::default() }, out)? {
                 return Ok(true);
             }
         }
@@ -107,8 +107,8 @@ impl StreamLinks {
 impl PieceLinks for StreamLinks {
     fn pass(&mut self, piece: Piece, out: &mut Vec<Piece>) -> Result<bool, HookError> {
         match piece {
-            Piece::Content(text) => self.from(0, Both { text, ..Both::default() }, out),
-            Piece::Reasoning(reasoning) => self.from(0, Both { reasoning, ..Both::default() }, out),
+            Piece::Content(text) => self.onward(0, Both { text, ..Both::default() }, out),
+            Piece::Reasoning(reasoning) => self.onward(0, Both { reasoning, ..Both::default() }, out),
             call @ Piece::Call(_) => {
                 if self.flush(0, out)? {
                     return Ok(true);

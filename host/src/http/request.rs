@@ -484,9 +484,12 @@ fn thinking_budget(app: &App, fields: Fields) -> Result<Option<ThinkingBudget>, 
 fn knobs(app: &App, fields: Fields) -> Result<Values, ApiError> {
     let table = &app.settings.knobs;
     match fields.object("tf_knobs")? {
-        Some(asked) => table.resolve_request(asked).map_err(|error| match error.failed {
-            true => EngineError::Failed(format!("tf_knobs {error}")).into(),
-            false => ApiError::field("tf_knobs", error),
+        Some(asked) => table.resolve_request(asked).map_err(|error| {
+            if error.failed {
+                EngineError::Failed(format!("tf_knobs {error}")).into()
+            } else {
+                ApiError::field("tf_knobs", error)
+            }
         }),
         None => Ok(table.defaults().clone()),
     }

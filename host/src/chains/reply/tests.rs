@@ -19,13 +19,22 @@ struct Made {
 
 impl ReplyLink for Made {
     fn repair(&self, _: &DocumentObject, reply: &mut Reply) -> Result<(), OpError> {
-        self.repair.map_or(Ok(()), |f| Ok(f(reply)))
+        self.repair.map_or(Ok(()), |f| {
+            f(reply);
+            Ok(())
+        })
     }
     fn parse(&self, _: &DocumentObject, reply: &mut Reply) -> Result<(), OpError> {
-        self.parse.map_or(Ok(()), |f| Ok(f(reply)))
+        self.parse.map_or(Ok(()), |f| {
+            f(reply);
+            Ok(())
+        })
     }
     fn finish(&self, _: &DocumentObject, reply: &mut Reply) -> Result<(), OpError> {
-        self.finish.map_or(Ok(()), |f| Ok(f(reply)))
+        self.finish.map_or(Ok(()), |f| {
+            f(reply);
+            Ok(())
+        })
     }
 }
 
