@@ -1,0 +1,6 @@
+//! `cargo fuzz run chat`; see `plugfold_fuzz::chat`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    plugfold_fuzz::chat::run(data);
+});

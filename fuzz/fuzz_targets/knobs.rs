@@ -1,0 +1,6 @@
+//! `cargo fuzz run knobs`; see `plugfold_fuzz::knobs`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    plugfold_fuzz::knobs::run(data);
+});

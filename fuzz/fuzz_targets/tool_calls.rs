@@ -1,0 +1,6 @@
+//! `cargo fuzz run tool_calls`; see `plugfold_fuzz::tool_calls`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    plugfold_fuzz::tool_calls::run(data);
+});
