@@ -191,7 +191,7 @@ impl Settings {
         Ok(keys)
     }
 
-    /// The settings of the HTTP layer, without API keys and request knobs.
+    /// The settings of the HTTP layer, without API keys, request knobs and plugins.
     pub fn http(&self, model: &Path) -> HttpSettings {
         let folder =
             || model.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned());
@@ -200,6 +200,7 @@ impl Settings {
             aliases: self.aliases.clone(),
             keys: Keys::default(),
             knobs: std::sync::Arc::default(),
+            plugins: std::sync::Arc::default(),
             max_tokens: self.max_tokens,
             reasoning_fields: self.reasoning_fields,
             effort_field: self.effort_field,

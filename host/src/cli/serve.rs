@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
+use plugfold::http::loaded::describe;
 use plugfold::http::{App, HttpSettings, Server};
 use plugfold::vision::Vision;
 use plugfold_engine::service::Service;
@@ -92,8 +93,10 @@ impl Serve {
         let (engine, mut others) = model::engine(&setup)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);
-        let http =
-            HttpSettings { keys, knobs: Arc::new(others.table(&setup.resolved)), ..settings.http(&folder) };
+        let knobs = Arc::new(others.table(&setup.resolved));
+        let manifests = setup.chosen.iter().map(|chosen| &chosen.library.manifest);
+        let plugins = Arc::new(describe(manifests, &setup.resolved, &knobs));
+        let http = HttpSettings { keys, knobs, plugins, ..settings.http(&folder) };
         let app = App::new(engine.clone(), Arc::new(text), http)
             .with_vision(vision)
             .with_figures(others.figures())

@@ -102,6 +102,8 @@ pub struct HttpSettings {
     pub keys: Keys,
     /// What requests may set.
     pub knobs: Arc<KnobTable>,
+    /// What `/plugins` lists; see [`super::loaded::describe`].
+    pub plugins: Arc<Vec<serde_json::Value>>,
     /// Most tokens of a reply when the request names no budget.
     pub max_tokens: usize,
     /// Where reasoning is sent.
@@ -130,6 +132,7 @@ impl HttpSettings {
             aliases: Vec::new(),
             keys: Keys::default(),
             knobs: Arc::default(),
+            plugins: Arc::default(),
             max_tokens: 4096,
             reasoning_fields: ReasoningFields::default(),
             effort_field: true,

@@ -14,6 +14,7 @@ pub mod fields;
 pub mod info;
 pub mod keys;
 pub mod limits;
+pub mod loaded;
 pub mod messages;
 pub mod metrics;
 pub mod page;

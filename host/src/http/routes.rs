@@ -15,7 +15,7 @@ use super::body::Incoming;
 use super::dialect::Dialect;
 use super::doc::{self, Answer, Body, bodies};
 use super::error::not_found;
-use super::{completions, info, page};
+use super::{completions, info, loaded, page};
 
 /// Which paths a route takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +75,13 @@ const fn events(what: &'static str) -> Answer {
 }
 
 /// All routes; the first that fits takes a request, anything else is the plain 404.
-pub static ROUTES: [Route; 14] = [
+pub static ROUTES: [Route; 15] = [
     Route {
         method: Method::GET,
         paths: Paths::Exact(&["/"]),
         purpose: "a page to try the model in a browser",
-        detail: "One page without anything from elsewhere: a conversation with its reasoning and calls, and live gauges.",
+        detail: "One page without anything from elsewhere: a conversation with its reasoning and calls, two settings \
+                 side by side, the loaded plugins, and live gauges.",
         body: None,
         answers: &[Answer { kind: "text/html", what: "the page." }],
         open: false,
@@ -131,6 +132,20 @@ pub static ROUTES: [Route; 14] = [
         answers: &[Answer { kind: "text/plain", what: "Prometheus text, version 0.0.4." }],
         open: false,
         handler: |app, _| Box::pin(async move { info::metrics(&app) }),
+    },
+    Route {
+        method: Method::GET,
+        paths: Paths::Exact(&["/plugins"]),
+        purpose: "the loaded plugins and their knobs",
+        detail: "In the order of the profile. Knobs with a `request_key` can be set by a request, under that name in \
+                 `tf_knobs`; `request_default` is what it has otherwise.",
+        body: None,
+        answers: &[json(
+            "`data`: a list of plugins with `id`, `name`, `version`, `title`, `class` and `knobs`, each with its `value` and \
+             where that comes `from`.",
+        )],
+        open: false,
+        handler: |app, _| Box::pin(async move { loaded::plugins(&app) }),
     },
     Route {
         method: Method::GET,
