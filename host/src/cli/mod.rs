@@ -3,6 +3,7 @@
 mod ab;
 mod bench;
 mod bench_hooks;
+mod bench_http;
 mod compare;
 mod config;
 mod convert;
