@@ -1,11 +1,11 @@
-//! The program itself: processes, signals, files, and a client from PyPI.
+//! The program itself: processes, signals, files.
 #![allow(clippy::unwrap_used)]
 
 mod plugins;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -189,29 +189,16 @@ fn tokenize_prints_ids() {
     assert_eq!(String::from_utf8_lossy(&plain.stdout).trim().split(',').count(), 1);
 }
 
-/// A Python with the packages of `tests/python/requirements.txt`: the one the test run prepared, or one made here.
-fn python() -> PathBuf {
-    if let Some(python) = std::env::var_os("PLUGFOLD_TEST_PYTHON") {
-        return python.into();
-    }
-    let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("python");
-    let requirements = format!("{ROOT}/tests/python/requirements.txt");
-    for (program, arguments) in [
-        (PathBuf::from("python3"), vec!["-m".into(), "venv".into(), home.clone().into_os_string()]),
-        (home.join("bin/pip"), vec!["install".into(), "--quiet".into(), "-r".into(), requirements.into()]),
-    ] {
-        let output = Command::new(&program).args(&arguments).output().unwrap();
-        assert!(output.status.success(), "{}: {output:?}", program.display());
-    }
-    home.join("bin/python")
-}
-
+/// Counts only: times belong to a quiet machine.
 #[test]
-fn the_openai_package_completes_chats() {
-    let served = Served::start(&[]);
-    let script = format!("{ROOT}/tests/python/openai_client.py");
-    let url = format!("http://{}/v1", served.address);
-    let output = Command::new(python()).args([script, url]).output().unwrap();
+fn the_http_bench_loses_and_mixes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("http.json");
+    let output =
+        run(&["bench", "http", "--streams", "200", "--seconds", "3", "--json", file.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    assert!(served.stop().success());
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let replies = report["replies"].as_u64().unwrap();
+    assert!(replies >= 200 && report["tokens"].as_u64().unwrap() > 100 * replies, "{report}");
+    assert_eq!(report["slot_free_ms"].as_object().unwrap().len(), 4, "{report}");
 }

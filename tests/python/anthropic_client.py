@@ -45,6 +45,12 @@ def main(base_url: str) -> None:
         {"role": "user", "content": "And 3 + 4?"},
     ]
     client.messages.create(model=model, messages=history, max_tokens=32, thinking={"type": "disabled"})
+    with client.messages.stream(
+        model=model, messages=messages, max_tokens=2048, extra_body=GREEDY, thinking=thinking, system="Think first."
+    ) as stream:
+        again = stream.get_final_message()
+    blocks = lambda message: [(b.type, getattr(b, "thinking", None) or getattr(b, "text", None)) for b in message.content]  # noqa: E731
+    assert blocks(again) == blocks(thought), (again, thought)
 
     history = [{"role": "user", "content": QUESTION}]
     called = client.messages.create(
@@ -52,7 +58,7 @@ def main(base_url: str) -> None:
     )
     assert called.stop_reason == "tool_use", called
     (call,) = [block for block in called.content if block.type == "tool_use"]
-    assert call.name == "get_weather" and isinstance(call.input["city"], str), call
+    assert call.name == "get_weather" and "Paris" in call.input["city"], call
     with client.messages.stream(
         model=model, messages=history, max_tokens=512, extra_body=GREEDY, tools=[TOOL], thinking={"type": "adaptive"}
     ) as stream:
@@ -62,7 +68,9 @@ def main(base_url: str) -> None:
         {"role": "assistant", "content": [block.model_dump() for block in called.content]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sunny"}]},
     ]
-    client.messages.create(model=model, messages=history, max_tokens=48, tools=[TOOL])
+    after = client.messages.create(model=model, messages=history, max_tokens=48, tools=[TOOL])
+    read = lambda usage: usage.input_tokens + usage.cache_read_input_tokens  # noqa: E731
+    assert read(after.usage) > read(called.usage), (after.usage, called.usage)
 
     try:
         client.messages.create(model=model, messages=messages, max_tokens=10**9)

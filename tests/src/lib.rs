@@ -9,4 +9,6 @@ pub mod hooks;
 pub mod host;
 pub mod http;
 pub mod model;
+pub mod node;
 pub mod python;
+pub mod spoiler;
