@@ -4,34 +4,52 @@
 #     tests/agents/run.sh            # all of them
 #     tests/agents/run.sh codex      # one
 #
-# Needs node with npm (the agents are npm packages that carry their programs) and the right to make a network namespace:
-# everything runs in one that has only loopback, with an empty home, so nothing outside can be reached or changed.
+# Needs node with npm (the agents are npm packages that carry their programs, 900 MB together) and the right to make a
+# network namespace: everything runs in one that has only loopback, with an empty home, so nothing outside can be reached
+# or changed. PLUGFOLD_AGENTS_RECORD=FOLDER writes the forms of the requests down (see record.mjs); what is in
+# tests/fixtures/agents was made so.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 packages=${PLUGFOLD_AGENTS_DIR:-$root/target/agents}
-port=8123
+server_port=8122
+next_port=8123
 
 if [ "${PLUGFOLD_AGENTS_INSIDE:-}" = "" ]; then
-  (cd "$root" && cargo build -q -p plugfold-tests --bin scripted-server)
-  if [ ! -d "$packages/node_modules/.bin" ]; then
+  [ -n "${PLUGFOLD_AGENTS_SERVER:-}" ] || (cd "$root" && cargo build -q --locked -p plugfold-tests --bin scripted-server)
+  if [ ! -f "$packages/done" ]; then
     mkdir -p "$packages"
     npm install --prefix "$packages" --no-audit --no-fund \
       opencode-ai@1.18.33 @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332
+    touch "$packages/done"
   fi
   exec env PLUGFOLD_AGENTS_INSIDE=1 unshare -n -- "$0" "$@"
 fi
 
 ip link set lo up
-"$root/target/debug/scripted-server" "$port" >/dev/null &
-server=$!
 work=$(mktemp -d)
-trap 'kill $server 2>/dev/null; rm -rf "$work"' EXIT
-until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do
-  kill -0 $server || { echo "the server has ended"; exit 1; }
+started=()
+trap 'kill "${started[@]}" 2>/dev/null; rm -rf "$work"' EXIT
+"${PLUGFOLD_AGENTS_SERVER:-$root/target/debug/scripted-server}" "$server_port" >/dev/null &
+started+=($!)
+until curl -sf "http://127.0.0.1:$server_port/health" >/dev/null; do
+  kill -0 "${started[0]}" || { echo "the server has ended"; exit 1; }
 done
 export PATH="$packages/node_modules/.bin:$PATH"
 task="In note.txt replace the word old by new."
+
+# Sets the port that an agent talks to: that of the server, or of a recorder before it.
+recorder() {
+  port=$server_port
+  [ -n "${PLUGFOLD_AGENTS_RECORD:-}" ] || return 0
+  port=$next_port
+  next_port=$((next_port + 1))
+  node "$here/record.mjs" "$port" "$server_port" "$PLUGFOLD_AGENTS_RECORD" "$1" &
+  started+=($!)
+  until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do
+    kill -0 "${started[-1]}" || { echo "the recorder has ended"; exit 1; }
+  done
+}
 
 folder() {
   export HOME="$work/$1-home"
@@ -49,7 +67,7 @@ run_opencode() {
  "provider": {"plugfold": {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": "http://127.0.0.1:$port/v1"},
   "models": {"scripted": {"tool_call": true, "reasoning": true, "limit": {"context": 131072, "output": 4096}}}}}}
 JSON
-  OPENCODE_DISABLE_MODELS_FETCH=1 timeout 600 opencode run -m plugfold/scripted "$task"
+  OPENCODE_DISABLE_MODELS_FETCH=1 timeout 600 opencode run -m plugfold/scripted "$task" </dev/null
 }
 
 run_codex() {
@@ -77,6 +95,7 @@ run_claude() {
 failed=0
 for agent in ${@:-opencode codex claude}; do
   echo "== $agent"
+  recorder "$agent"
   "run_$agent" >"$work/$agent.log" 2>&1 || echo "it ended with $?"
   if [ "$(cat "$work/$agent/note.txt")" = "an new word" ]; then
     echo "note.txt: changed"
