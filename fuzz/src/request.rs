@@ -84,7 +84,7 @@ pub fn run(data: &[u8]) -> bool {
     let app = app();
     let job = object(body, &app.settings.limits)
         .and_then(|body| translate(dialect, body))
-        .and_then(|translated| read(app, kind, &translated.body));
+        .and_then(|translated| read(app, kind, translated.body));
     match job {
         Ok(job) => {
             let (request, info) = (&job.request, app.service.info());

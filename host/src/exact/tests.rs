@@ -63,7 +63,8 @@ fn with_plugin(fault: &'static str, ranks: usize) -> Setup {
 fn a_plugin_that_changes_what_it_promises_to_keep_is_named() {
     let gate = GATES.iter().find(|g| g.name == "same-bits").unwrap();
     for ranks in [1, 2] {
-        for (fault, what) in [("other-rounding", ""), ("state-only", "of the state differs first at number")] {
+        for (fault, what) in [("other-rounding", ""), ("state-only", "of the state differs first at number")]
+        {
             let Verdict::Broken(broken) = run(gate, &with_plugin(fault, ranks)) else {
                 panic!("{fault} went unnoticed on {ranks} ranks")
             };
