@@ -73,10 +73,12 @@ impl DefaultEffort {
 pub enum ClearThinking {
     /// The template decides.
     #[default]
+    #[serde(alias = "1")]
     Template,
     /// Left out of the prompt.
     Drop,
     /// Kept in the prompt.
+    #[serde(alias = "0")]
     Keep,
 }
 

@@ -308,6 +308,11 @@ fn not_loaded(owner: &str, key: &str, loaded: &Loaded, place: &str) -> Missing {
             "launch" | "engine" | "server" => ConfigError::Wrong(format!(
                 "{place}: {owner}.{key} is a setting of the {owner} of another program; remove it"
             )),
+            id if catalogue().owners.get(id).is_some_and(|known| known.in_server) => {
+                ConfigError::Wrong(format!(
+                    "{place}: {key} is a setting of {label}; this server does what that does without it: remove it"
+                ))
+            }
             _ => ConfigError::Wrong(format!(
                 "{place}: {key} is a knob of plugin {label}, which is not loaded: add \"{label}\" to `plugins` in the profile, \
                  or remove the setting"

@@ -217,7 +217,7 @@ impl KnobTable {
             let mut value = self.read(knob, given).map_err(|problem| wrong(problem, false))?;
             if let Some(Owners(owners)) = &self.owners {
                 if let Some(text) = own_text(&knob.schema, &value) {
-                    let form = knob.schema.form.as_deref().unwrap_or("a text");
+                    let form = knob.schema.allowed(&self.numbers.of(&knob.owner));
                     let text = owners.parse(knob, text).map_err(failed)?;
                     let wrong = |reason| wrong(format!("is {given}; it must be {form}: {reason}"), false);
                     value = KnobValue::text(text.map_err(wrong)?);

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 
 use super::{Asked, EnvFile, Import, KnobTable, Resolved, Sources};
+use crate::http::app::ClearThinking;
 
 const ROWS: &str = r#"
 id = "0003"
@@ -260,9 +261,9 @@ fn custom_knobs_of_requests_are_parsed_by_their_owner() {
     }
     assert_eq!(ask(&table, &json!({"pairs": 10})), Ok(json!({"pairs": "10"})));
     for (asked, told, failed) in [
-        (json!("3"), "key \"pairs\" is \"3\"; it must be an even number: odd", false),
+        (json!("3"), "key \"pairs\" is \"3\"; it must be an even number, or off: odd", false),
         (json!("8"), "key \"pairs\" cannot be \"8\": eight is taken", false),
-        (json!({}), "key \"pairs\" is an object; it must be an even number", false),
+        (json!({}), "key \"pairs\" is an object; it must be an even number, or off", false),
         (json!("13"), "key \"pairs\" cannot be settled: plugin 0007: broke", true),
     ] {
         let asked = json!({"pairs": asked});
@@ -336,6 +337,22 @@ proptest! {
         let again = table.resolve_request(&table.echo(&first)).unwrap();
         prop_assert_eq!(first, again);
     }
+}
+
+#[test]
+fn reasoning_of_earlier_turns_is_kept_by_0_and_left_to_the_template_by_1() {
+    let name = "GLM53_TF_CLEAR_THINKING";
+    let set = |value| resolve("", &[(name, value)], &[]).map(|r| r.settings.clear_thinking);
+    for (value, expected) in
+        [("0", ClearThinking::Keep), ("1", ClearThinking::Template), ("", ClearThinking::Template)]
+    {
+        assert_eq!(set(value), Ok(expected), "{value:?}");
+    }
+    for value in ["2", "yes"] {
+        assert!(set(value).unwrap_err().contains(name), "{value:?}");
+    }
+    let error = resolve("", &[("GLM53_TF_DISCONNECT", "0")], &[]).unwrap_err();
+    assert!(error.contains("this server does what that does without it"), "{error}");
 }
 
 #[test]

@@ -95,7 +95,7 @@ pub fn canonical(plugin: &PluginObject, manifest: &Manifest, knobs: &mut [Knob])
         let Some(schema) = manifest.knob(&knob.key) else { continue };
         let Some(text) = own_text(schema, &knob.value) else { continue };
         let parsed = plugin.parse(knob.key.as_str().into(), text.into()).map_err(|e| {
-            let form = schema.form.as_deref().unwrap_or("a text");
+            let form = schema.allowed(&|_: &str| None);
             Refusal {
                 why: format!("its knob {} is {text:?}; it must be {form}: {e}", knob.key),
                 broken: e.kind == ErrorKind::Panicked,
