@@ -285,7 +285,9 @@ fn services(map: &Map, found: &mut Vec<String>) {
                 continue;
             };
             let base = !provider.title.is_empty();
-            if want.need == Need::Required && !base && !closure(map, entry).contains(provider.id.as_str()) {
+            // What the server does is always there.
+            let there = base || provider.in_server;
+            if want.need == Need::Required && !there && !closure(map, entry).contains(provider.id.as_str()) {
                 found.push(format!(
                     "{}: needs service `{}` of {} and does not require it",
                     entry.id, want.service, provider.id
