@@ -13,6 +13,7 @@ mod exl3;
 mod generate;
 mod make_synthetic;
 mod model;
+mod plugin_command;
 mod plugins;
 mod progress;
 mod quantize;
@@ -90,6 +91,9 @@ enum Command {
     /// A further rank; started by rank 0.
     #[command(hide = true)]
     Rank(model::Follow),
+    /// A subcommand of a plugin on the list.
+    #[command(external_subcommand)]
+    OfPlugin(Vec<std::ffi::OsString>),
 }
 
 /// Which model to load and how; the same for every command.
@@ -199,6 +203,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
             ::plugfold::plugins::probe::child().context("standard input is no probe's")?;
         }
         Command::Rank(args) => args.run()?,
+        Command::OfPlugin(words) => return plugin_command::run(&words),
     }
     Ok(ExitCode::SUCCESS)
 }

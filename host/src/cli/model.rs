@@ -13,7 +13,6 @@ use plugfold::knobs::{KnobTable, Resolved};
 use plugfold::plugins::life::{Chosen, Plugins, choose, free_memory};
 use plugfold::plugins::sentinel::{Sentinel, crashed, forget};
 use plugfold::plugins::services::Figures;
-use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Search, cache_folder};
 use plugfold_abi::points::Limits;
 use plugfold_engine::config::ModelConfig;
@@ -25,7 +24,7 @@ use plugfold_engine::ranks::{Children, Lead, SECRET_ENV, Secret, World, spawn_lo
 use plugfold_manifest::Manifest;
 
 use super::progress::Loading;
-use super::setup::{Company, Setup};
+use super::setup::{Company, Ordered, Setup};
 
 /// Kind of device, as plugins know it.
 pub const DEVICE: &str = "cpu";
@@ -102,6 +101,11 @@ impl Others {
         self.sentinel.as_mut().map_or(Ok(()), |sentinel| Ok(sentinel.serving()?))
     }
 
+    /// Runs a subcommand of a plugin; gives what is printed.
+    pub fn command(&self, order: &Ordered) -> anyhow::Result<String> {
+        Ok(self.plugins.run_command(&order.name, &order.texts())?)
+    }
+
     /// What the plugins count.
     pub fn figures(&self) -> Arc<Figures> {
         self.plugins.figures().clone()
@@ -132,10 +136,13 @@ fn load(
     core: CoreOptions,
     world: World,
     chosen: Vec<Chosen>,
-    settled: &Settled,
+    company: &Company,
 ) -> anyhow::Result<(Rank, Plugins)> {
     let cache = if chosen.is_empty() { PathBuf::new() } else { cache_folder()? };
-    let mut plugins = Plugins::load(chosen, settled, &world, DEVICE, &cache)?;
+    let mut plugins = Plugins::load(chosen, &company.settled, &world, DEVICE, &cache)?;
+    if let Some(order) = &company.ordered {
+        plugins.begin_command(&order.name, &order.texts())?;
+    }
     let mut whole = options.clone();
     if whole.context.is_none() {
         whole.context = Some(ModelConfig::from_dir(&options.model)?.context);
@@ -170,7 +177,7 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
     let (world, followers) = meet(settings, &options, &company)?;
     let loading = Loading::start(&options.model);
     let core = CoreOptions { progress: loading.told(), ..CoreOptions::default() };
-    let (rank, plugins) = load(&options, core, world, setup.chosen.clone(), &company.settled)?;
+    let (rank, plugins) = load(&options, core, world, setup.chosen.clone(), &company)?;
     let limits = rank.limits;
     Ok(Model { rank, others: Others { followers, plugins: Arc::new(plugins), limits, sentinel } })
 }
@@ -252,14 +259,14 @@ impl Follow {
         let options: Options = serde_json::from_str(&self.options).context("--options")?;
         threads(self.threads, self.ranks)?;
         let company: Company = serde_json::from_str(&self.plugins).context("--plugins")?;
-        let chosen = choose(&company.list, &Search::only(company.folders), DEVICE)?;
+        let chosen = choose(&company.list, &Search::only(company.folders.clone()), DEVICE)?;
         let mut sentinel = None;
         if !chosen.is_empty() {
             let names = chosen.iter().map(|c| c.library.name.clone()).collect();
             sentinel = Some(Sentinel::raise(&cache_folder()?, (self.rank, self.ranks), names)?);
         }
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
-        let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company.settled)?;
+        let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company)?;
         sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
         rank.follow()?;
         drop(plugins);

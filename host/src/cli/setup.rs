@@ -8,6 +8,7 @@ use plugfold::plugins::life::{Chosen, choose, prove, together};
 use plugfold::plugins::probe::Probe;
 use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Search, same_plugin};
+use plugfold_abi::TextBuf;
 use plugfold_manifest::Manifest;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,24 @@ pub struct Setup {
     pub chosen: Vec<Chosen>,
     sources: Sources,
     folders: Vec<PathBuf>,
+    /// A subcommand of a plugin that is to run, if any.
+    pub ordered: Option<Ordered>,
+}
+
+/// A subcommand of a plugin, with its arguments.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ordered {
+    /// Its name.
+    pub name: String,
+    /// Its arguments.
+    pub words: Vec<String>,
+}
+
+impl Ordered {
+    /// Its arguments as they cross the boundary.
+    pub fn texts(&self) -> Vec<TextBuf> {
+        self.words.iter().map(|w| w.as_str().into()).collect()
+    }
 }
 
 /// Plugins and their settings, as every rank gets them.
@@ -37,6 +56,9 @@ pub struct Company {
     pub folders: Vec<PathBuf>,
     /// Their settings.
     pub settled: Settled,
+    /// A subcommand that one of them is to run.
+    #[serde(default)]
+    pub ordered: Option<Ordered>,
 }
 
 impl Setup {
@@ -55,7 +77,7 @@ impl Setup {
         let chosen = choose(&sources.plugins, search, DEVICE)?;
         together(&chosen)?;
         let resolved = resolve(&sources, &chosen)?;
-        Ok(Self { resolved, chosen, sources, folders: search.folders().to_vec() })
+        Ok(Self { resolved, chosen, sources, folders: search.folders().to_vec(), ordered: None })
     }
 
     /// The same start without a plugin, without what was said for it, and without the plugins that need it.
@@ -137,7 +159,8 @@ impl Setup {
         let ids = self.chosen.iter().map(|c| c.library.manifest.id.as_str());
         let settled = Settled::of(&self.resolved, ids);
         prove(&self.chosen, &settled, &Probe::new()?)?;
-        Ok(Company { list: self.resolved.plugins.clone(), folders: self.folders.clone(), settled })
+        let (list, folders) = (self.resolved.plugins.clone(), self.folders.clone());
+        Ok(Company { list, folders, settled, ordered: self.ordered.clone() })
     }
 }
 

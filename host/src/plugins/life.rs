@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::life::{Plugin as _, PluginObject};
-use plugfold_abi::points::{HostObject, Limits, ServicesObject};
-use plugfold_abi::{ErrorKind, Knob, KnobValue, OpError, Provider};
-use plugfold_engine::hooks::Hooks;
+use plugfold_abi::points::{Command, CommandObject, HostObject, Limits, ServicesObject};
+use plugfold_abi::{ErrorKind, Knob, KnobValue, OpError, Provider, Slice, TextBuf};
+use plugfold_engine::hooks::{Hooked, Hooks};
 use plugfold_engine::ranks::{SettingsDigest, World};
 use plugfold_manifest::{KnobType, Loaded, Manifest};
 
@@ -222,6 +222,37 @@ impl Plugins {
                 .connect(&ServicesObject::new(ServicesOf(before)))
                 .map_err(|e| format!("it cannot connect: {e}"))
         })
+    }
+
+    /// A plugin's subcommand of this name.
+    fn command(&self, name: &str) -> Result<&Hooked<CommandObject>, PluginError> {
+        for hooked in &self.hooks.commands {
+            let found = hooked.call(Command::name).map_err(|e| PluginError::general(e.to_string()))?;
+            if found.as_str() == name {
+                return Ok(hooked);
+            }
+        }
+        Err(PluginError::general(format!("no plugin on the list has registered the command {name:?}")))
+    }
+
+    /// Gives a subcommand its arguments, before a model is loaded. Says whether it wants one.
+    ///
+    /// # Errors
+    /// No such command, arguments that it does not take, or a refusal of another rank.
+    pub fn begin_command(&self, name: &str, arguments: &[TextBuf]) -> Result<bool, PluginError> {
+        let begun = self.command(name).and_then(|command| {
+            command.call(|c| c.begin(Slice::from(arguments))).map_err(|e| PluginError::general(e.to_string()))
+        });
+        self.step(name, begun)
+    }
+
+    /// Runs a subcommand; gives what is printed.
+    ///
+    /// # Errors
+    /// What it fails with.
+    pub fn run_command(&self, name: &str, arguments: &[TextBuf]) -> Result<String, PluginError> {
+        let ran = self.command(name)?.call(|c| c.run(Slice::from(arguments)));
+        ran.map(Into::into).map_err(|e| PluginError::general(e.to_string()))
     }
 
     /// Takes memory and proves arithmetic, under the limits in force. Claims that fail their own check are turned off on

@@ -293,6 +293,9 @@ impl Host for Pair {
     fn ranks(&self) -> Result<u32, OpError> {
         Ok(2)
     }
+    fn threads(&self) -> Result<u32, OpError> {
+        Ok(1)
+    }
     fn log(&self, _: Level, _: Text<'_>) -> Result<(), OpError> {
         Ok(())
     }
