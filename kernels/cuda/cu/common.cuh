@@ -18,7 +18,8 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 #define SHARED_BYTES(name) extern __shared__ __align__(16) u8 name[]
-#define THREADS(n) __launch_bounds__(n)
+// One block a multiprocessor is enough: without the 1 the compiler saves registers until it spills.
+#define THREADS(n) __launch_bounds__(n, 1)
 #define ALL 0xffffffffu
 
 DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -156,6 +157,38 @@ DEVICE float tree(float v) {
   v = v + __shfl_xor_sync(ALL, v, 4);
   v = v + __shfl_xor_sync(ALL, v, 2);
   return v + __shfl_xor_sync(ALL, v, 1);
+}
+
+// As `tree` for N sums at a time, N a power of two: lanes swap halves of what they hold, so that each of the five steps moves
+// half as much as the one before. Lane l ends with sums `many_index<N>(l) ..`, as many as `N / 32`, or one.
+template <int N, int MASK> DEVICE void tree_steps(float (&v)[N > 1 ? N : 1]) {
+  if constexpr (MASK > 0) {
+    if constexpr (N > 1) {
+      bool upper = lane() & MASK;
+      float kept[N / 2];
+#pragma unroll
+      for (int i = 0; i < N / 2; i++) {
+        float send = upper ? v[i] : v[i + N / 2];
+        kept[i] = (upper ? v[i + N / 2] : v[i]) + __shfl_xor_sync(ALL, send, MASK);
+      }
+      tree_steps<N / 2, MASK / 2>(kept);
+#pragma unroll
+      for (int i = 0; i < N / 2; i++) v[i] = kept[i];
+    } else {
+      v[0] = v[0] + __shfl_xor_sync(ALL, v[0], MASK);
+      tree_steps<1, MASK / 2>(v);
+    }
+  }
+}
+template <int N> DEVICE void tree_many(float (&v)[N]) { tree_steps<N, 16>(v); }
+template <int N> DEVICE u32 many_index(u32 l) {
+  u32 index = 0, half = N / 2;
+#pragma unroll
+  for (u32 mask = 16; mask > 0; mask /= 2) {
+    if (half > 0 && (l & mask)) index += half;
+    half /= 2;
+  }
+  return index;
 }
 
 // Elements that a block stages at a time for one of its warps to sum. A multiple of 32.

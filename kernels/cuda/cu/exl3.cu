@@ -2,8 +2,8 @@
 //
 // Three kernels a wave of segments (those whose results do not add to one another's):
 // - `exl3_rotate`: H(x * suh), rounded to half, in the order in which a tile's lanes read it. A warp a block of 128 channels.
-// - `exl3_product`: a warp takes the left or right half of a column of tiles. Each lane cuts the states of four ring
-//   positions out of the words of a tile, hashes them to code values in registers, and adds their products to one sum a
+// - `exl3_product_1`: a warp takes the left or right half of a column of tiles, with `exl3_product_8` (up to 8 rows) both.
+//   Each lane cuts the states of four ring positions of a half out of the words of a tile, hashes them to code values in registers, and adds their products to one sum a
 //   row. Products of halves are exact, sums run down k. Bound: the bytes of the words at one row, and the rate at which
 //   states become numbers (seven instructions each).
 // - `exl3_finish`: H(columns) * svh + bias, to the outputs. A warp a block of 128 columns.
@@ -68,68 +68,136 @@ template <u32 CODE> DEVICE float value_of(u32 state) {
 // Ring bit just behind position p, `halves` being twice the bits a weight.
 DEVICE u32 end_bit(u32 halves, u32 p) { return halves / 2 * (p + 1) + (halves & 1) * ((p + 1) / 2); }
 
-template <u32 CODE, int R>
-DEVICE void multiply(const Segment& s, const u32* trellis, u32 column, u32 half, const float* x, u64 x_stride, float (&sum)[R]) {
-  u32 words = 4 * s.halves, ring = 32 * words, first = 8 * lane() + 4 * half;
-  // A window of 64 bits begins where the first of the lane's four states begins.
-  u32 start = (end_bit(s.halves, first) + ring - 16) % ring, shift = start % 32;
-  u32 a = start / 32, b = (a + 1) % words, c = (a + 2) % words;
-  u32 d1 = end_bit(s.halves, first + 1) - end_bit(s.halves, first);
-  u32 d2 = end_bit(s.halves, first + 2) - end_bit(s.halves, first);
-  u32 d3 = end_bit(s.halves, first + 3) - end_bit(s.halves, first);
-  u64 step = (u64)(s.n / 16) * words;
+// Words of tiles that are fetched before the ones at hand are used.
+#define AHEAD 4
+
+// Sums of R rows with the columns of HALVES halves of a tile, from `half` on. NARROW: up to five bits a weight, so that 32
+// bits hold a lane's four states.
+template <u32 CODE, bool NARROW, int R, int HALVES>
+DEVICE void multiply(
+    const Segment& s, const u32* trellis, u32 column, u32 half, const float* x, u64 x_stride, float (&sum)[R][HALVES]) {
+  const u32 words = 4 * s.halves, ring = 32 * words, tiles = s.k / 16;
+  // A window begins where the first of the lane's four states begins.
+  u32 shift[HALVES], a[HALVES], b[HALVES], c[HALVES];
+#pragma unroll
+  for (u32 h = 0; h < HALVES; h++) {
+    u32 start = (end_bit(s.halves, 8 * lane() + 4 * (half + h)) + ring - 16) % ring;
+    shift[h] = start % 32;
+    a[h] = start / 32;
+    b[h] = (a[h] + 1) % words;
+    c[h] = (a[h] + 2) % words;
+  }
+  // From one state to the next in a window: the same for all lanes, since their first positions are even.
+  const u32 d1 = end_bit(s.halves, 1) - end_bit(s.halves, 0), d2 = end_bit(s.halves, 2) - end_bit(s.halves, 0),
+            d3 = end_bit(s.halves, 3) - end_bit(s.halves, 0);
+  const u64 step = (u64)(s.n / 16) * words;
   const u32* tile = trellis + (u64)column * words;
   x += lane() % 4 * 4;
-#pragma unroll 4
-  for (u32 kt = 0; kt < s.k / 16; kt++) {
-    const u32* w = tile + kt * step;
-    u32 wa = w[a], wb = w[b], wc = w[c];
-    u32 high = funnel(wa, wb, shift), next = funnel(wb, wc, shift);
-    float v[4] = {
-        value_of<CODE>(high >> 16), value_of<CODE>(funnel(high, next, d1) >> 16),
-        value_of<CODE>(funnel(high, next, d2) >> 16), value_of<CODE>(funnel(high, next, d3) >> 16)};
+  // [tile][half][word]
+  u32 next[AHEAD][HALVES][NARROW ? 2 : 3];
+  auto fetch = [&](u32 first) {
 #pragma unroll
-    for (int r = 0; r < R; r++) {
-      Float4 four = *(const Float4*)(x + r * x_stride + kt * 16);
+    for (u32 t = 0; t < AHEAD; t++) {
+      const u32* w = tile + low(first + t, tiles - 1) * step;
 #pragma unroll
-      for (int e = 0; e < 4; e++) sum[r] = fma_rn(v[e], four.v[e], sum[r]);
+      for (u32 h = 0; h < HALVES; h++) {
+        next[t][h][0] = w[a[h]];
+        next[t][h][1] = w[b[h]];
+        if constexpr (!NARROW) next[t][h][2] = w[c[h]];
+      }
+    }
+  };
+  fetch(0);
+#pragma unroll 1
+  for (u32 first = 0; first < tiles; first += AHEAD) {
+    u32 now[AHEAD][HALVES][NARROW ? 2 : 3];
+#pragma unroll
+    for (u32 t = 0; t < AHEAD; t++) {
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) {
+#pragma unroll
+        for (u32 i = 0; i < (NARROW ? 2 : 3); i++) now[t][h][i] = next[t][h][i];
+      }
+    }
+    if (first + AHEAD < tiles) fetch(first + AHEAD);
+#pragma unroll
+    for (u32 t = 0; t < AHEAD; t++) {
+      // k is a multiple of 128, so tiles come in whole groups.
+      float v[HALVES][4];
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) {
+        u32 high = funnel(now[t][h][0], now[t][h][1], shift[h]);
+        v[h][0] = value_of<CODE>(high >> 16);
+        if constexpr (NARROW) {
+          v[h][1] = value_of<CODE>(high >> (16 - d1) & 0xffffu);
+          v[h][2] = value_of<CODE>(high >> (16 - d2) & 0xffffu);
+          v[h][3] = value_of<CODE>(high >> (16 - d3) & 0xffffu);
+        } else {
+          u32 more = funnel(now[t][h][1], now[t][h][2], shift[h]);
+          v[h][1] = value_of<CODE>(funnel(high, more, d1) >> 16);
+          v[h][2] = value_of<CODE>(funnel(high, more, d2) >> 16);
+          v[h][3] = value_of<CODE>(funnel(high, more, d3) >> 16);
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        Float4 four = *(const Float4*)(x + r * x_stride + (first + t) * 16);
+#pragma unroll
+        for (u32 h = 0; h < HALVES; h++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) sum[r][h] = fma_rn(v[h][e], four.v[e], sum[r][h]);
+        }
+      }
     }
   }
 }
 
-template <int R> DEVICE void product(const Rows& rows, const Wave& wave, const Tile& tile, const Segment& s) {
-  u32 column = blockIdx.x * 2 + warp() / 2, half = warp() % 2;
+template <u32 CODE, int R, int HALVES>
+DEVICE void at_rate(
+    const Segment& s, const u32* trellis, u32 column, u32 half, const float* x, u64 x_stride, float (&sum)[R][HALVES]) {
+  if (s.halves <= 10) multiply<CODE, true, R, HALVES>(s, trellis, column, half, x, x_stride, sum);
+  else multiply<CODE, false, R, HALVES>(s, trellis, column, half, x, x_stride, sum);
+}
+
+// R rows; a warp takes HALVES halves of a column of tiles.
+template <int R, int HALVES> DEVICE void product(const Rows& rows, const Wave& wave) {
+  Tile tile = tile_of(rows, blockIdx.y, R);
+  if (tile.count == 0) return;
+  const Segment* found = wave.segment(tile.matrix);
+  if (!found) return;
+  const Segment s = *found;
+  u32 unit = (blockIdx.x * 4 + warp()) * HALVES, column = unit / 2, half = unit % 2;
   if (column >= s.n / 16) return;
-  u32 z = wave.rotation(wave.segment(tile.matrix));
-  // Rows beyond the tile's repeat its last one and are not stored.
+  u32 z = wave.rotation(found);
+  // Rows beyond the tile's are read and not stored.
   const float* x = wave.rotated + ((u64)z * rows.count + tile.first - rows.first) * wave.k;
   const u32* trellis = (const u32*)wave.segments.line(s.data);
-  float sum[R];
+  float sum[R][HALVES];
 #pragma unroll
-  for (int r = 0; r < R; r++) sum[r] = 0.0f;
-  if (s.codebook == MUL1) multiply<MUL1, R>(s, trellis, column, half, x, wave.k, sum);
-  else if (s.codebook == MCG) multiply<MCG, R>(s, trellis, column, half, x, wave.k, sum);
-  else multiply<THREE_INST, R>(s, trellis, column, half, x, wave.k, sum);
+  for (int r = 0; r < R; r++) {
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) sum[r][h] = 0.0f;
+  }
+  if (s.codebook == MUL1) at_rate<MUL1>(s, trellis, column, half, x, wave.k, sum);
+  else if (s.codebook == MCG) at_rate<MCG>(s, trellis, column, half, x, wave.k, sum);
+  else at_rate<THREE_INST>(s, trellis, column, half, x, wave.k, sum);
   float* raw = wave.raw + ((u64)blockIdx.z * rows.count + tile.first - rows.first) * wave.n;
 #pragma unroll
   for (u32 r = 0; r < R; r++) {
-    // The four lanes that share a column.
-    float v = sum[r] + __shfl_xor_sync(ALL, sum[r], 1);
-    v = v + __shfl_xor_sync(ALL, v, 2);
-    if (r < tile.count && lane() % 4 == 0) raw[r * (u64)wave.n + 16 * column + 8 * half + lane() / 4] = v;
+#pragma unroll
+    for (u32 h = 0; h < HALVES; h++) {
+      // The four lanes that share a column.
+      float v = sum[r][h] + __shfl_xor_sync(ALL, sum[r][h], 1);
+      v = v + __shfl_xor_sync(ALL, v, 2);
+      u32 at = 16 * column + 8 * (half + h) + lane() / 4;
+      if (r < tile.count && lane() % 4 == 0) raw[r * (u64)wave.n + at] = v;
+    }
   }
 }
 
 // Rotated rows have room for 7 more at the end of the scratch, so that a short tile may read a full one's.
-KERNEL THREADS(128) exl3_product(Rows rows, Wave wave) {
-  Tile tile = tile_of(rows, blockIdx.y, 8);
-  if (tile.count == 0) return;
-  const Segment* found = wave.segment(tile.matrix);
-  if (!found) return;
-  Segment s = *found;
-  if (tile.count == 1) product<1>(rows, wave, tile, s);
-  else product<8>(rows, wave, tile, s);
-}
+KERNEL THREADS(128) exl3_product_1(Rows rows, Wave wave) { product<1, 1>(rows, wave); }
+KERNEL THREADS(128) exl3_product_8(Rows rows, Wave wave) { product<8, 2>(rows, wave); }
 
 KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();

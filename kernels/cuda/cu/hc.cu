@@ -39,6 +39,17 @@ DEVICE void coefficients(
   }
   __syncwarp();
   // Columns and rows in turn; a lane holds its element and adds the others of its column or row in order.
+  if (n * n <= 32) {
+    float mine = l < n * n ? comb[l] : 0.0f;
+    u32 column = l % n, row = l / n * n;
+    for (u32 turn = 0; turn + 1 < 2 * steps; turn++) {
+      float total = 0.0f;
+      for (u32 i = 0; i < n; i++) total = total + __shfl_sync(ALL, mine, turn % 2 == 0 ? i * n + column : row + i);
+      mine = div_rn(mine, total + hc_eps);
+    }
+    if (l < n * n) comb[l] = mine;
+    return;
+  }
   for (u32 turn = 0; turn + 1 < 2 * steps; turn++) {
     bool columns = turn % 2 == 0;
     float mine[2];

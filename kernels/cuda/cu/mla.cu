@@ -51,43 +51,40 @@ template <u32 R> DEVICE Block block_of(const Round* round, u32 first_row, u32 ro
   return {index, low(R, end - at), seq};
 }
 
-// Scores of a stretch: `p[row][key]`. A warp takes R rows and `EACH` keys at a time; its lanes share the channels.
-template <u32 R, u32 EACH>
+// Scores of a stretch: `p[row][key]`. A warp takes R rows and eight keys; its lanes share the channels.
+template <u32 R>
 DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* const* keys, u32 d, float scale, float (*p)[STRETCH]) {
-#pragma unroll 1
-  for (u32 key = warp() * EACH; key < STRETCH; key += ATTEND_THREADS / 32 * EACH) {
-    float sum[R][EACH];
+  const u32 each = STRETCH / (ATTEND_THREADS / 32);
+  u32 first = warp() * each;
+  float sum[R * each];
+#pragma unroll
+  for (u32 i = 0; i < R * each; i++) sum[i] = 0.0f;
+#pragma unroll (R == 1 ? 8 : 2)
+  for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
+    bool there = i < d;
+    float k[each];
+#pragma unroll
+    for (u32 e = 0; e < each; e++) k[e] = there ? keys[first + e][i] : 0.0f;
 #pragma unroll
     for (u32 r = 0; r < R; r++) {
+      float x = there && r < count ? q[r * q_stride + i] : 0.0f;
 #pragma unroll
-      for (u32 e = 0; e < EACH; e++) sum[r][e] = 0.0f;
+      for (u32 e = 0; e < each; e++) sum[r * each + e] = fma_rn(x, k[e], sum[r * each + e]);
     }
-#pragma unroll 4
-    for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
-      bool there = i < d;
-      float k[EACH];
+  }
+  tree_many(sum);
+  // With fewer sums than lanes, several lanes have the same.
+  const u32 held = R * each > 32 ? R * each / 32 : 1;
 #pragma unroll
-      for (u32 e = 0; e < EACH; e++) k[e] = there ? keys[key + e][i] : 0.0f;
-#pragma unroll
-      for (u32 r = 0; r < R; r++) {
-        float x = there && r < count ? q[r * q_stride + i] : 0.0f;
-#pragma unroll
-        for (u32 e = 0; e < EACH; e++) sum[r][e] = fma_rn(x, k[e], sum[r][e]);
-      }
-    }
-#pragma unroll
-    for (u32 r = 0; r < R; r++) {
-#pragma unroll
-      for (u32 e = 0; e < EACH; e++) {
-        float s = tree(sum[r][e]);
-        if (lane() == 0) p[r][key + e] = s * scale;
-      }
-    }
+  for (u32 i = 0; i < held; i++) {
+    u32 at = many_index<R * each>(lane()) + i;
+    p[at / each][first + at % each] = sum[i] * scale;
   }
 }
 
-template <u32 R, u32 EACH> DEVICE void attend(const Round* round, const Attend& o, const Cache& cache) {
-  SHARED float s_p[R][STRETCH], s_shrink[R][STRETCH / KEYS], s_sum[R];
+template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const Cache& cache) {
+  const u32 tiles = STRETCH / KEYS;
+  SHARED float s_p[R][STRETCH], s_shrink[R][tiles], s_sum[R];
   SHARED const float* s_keys[STRETCH];
   SHARED u32 s_wrong;
   Block block = block_of<R>(round, o.first_row, o.rows, blockIdx.x);
@@ -122,26 +119,50 @@ template <u32 R, u32 EACH> DEVICE void attend(const Round* round, const Attend& 
       s_keys[threadIdx.x] = base + key * stride;
     }
     __syncthreads();
-    stretch_scores<R, EACH>(q, o.q_stride, block.count, s_keys, o.d, o.scale, s_p);
+    // One row: values are fetched before the scores are made, so that they are there when they are needed.
+    float early[R == 1 ? STRETCH : 1];
+    if constexpr (R == 1) {
+#pragma unroll
+      for (u32 j = 0; j < STRETCH; j++) early[j] = threadIdx.x < o.v ? s_keys[j][o.d + threadIdx.x] : 0.0f;
+    }
+    stretch_scores<R>(q, o.q_stride, block.count, s_keys, o.d, o.scale, s_p);
     __syncthreads();
     if (warp() < R) {
-      u32 r = warp();
-      for (u32 t = 0; t < STRETCH / KEYS; t++) {
-        u32 from = first + t * KEYS, mine = seen + r > from ? low(KEYS, seen + r - from) : 0;
-        float score = lane() < mine ? s_p[r][t * KEYS + lane()] : -infinity(), best = score;
+      // All four tiles side by side: only the largest scores depend on the tiles before.
+      u32 r = warp(), mine[tiles];
+      float score[tiles], best[tiles], shrink[tiles], sum[tiles];
 #pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) {
-          float other = __shfl_xor_sync(ALL, best, mask);
-          best = other > best ? other : best;
+      for (u32 t = 0; t < tiles; t++) {
+        u32 from = first + t * KEYS;
+        mine[t] = seen + r > from ? low(KEYS, seen + r - from) : 0;
+        score[t] = best[t] = lane() < mine[t] ? s_p[r][t * KEYS + lane()] : -infinity();
+      }
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+        for (u32 t = 0; t < tiles; t++) {
+          float other = __shfl_xor_sync(ALL, best[t], mask);
+          best[t] = other > best[t] ? other : best[t];
         }
-        float now = best > top ? best : top, shrink = exp_of(top - now);
-        float number = lane() < mine ? exp_of(score - now) : 0.0f, sum = tree(number);
-        if (mine > 0) {
-          total = fma_rn(total, shrink, sum);
-          top = now;
-          if (lane() < KEYS) s_p[r][t * KEYS + lane()] = number;
-        }
-        if (lane() == 0) s_shrink[r][t] = mine > 0 ? shrink : 1.0f;
+      }
+#pragma unroll
+      for (u32 t = 0; t < tiles; t++) {
+        float now = best[t] > top ? best[t] : top;
+        shrink[t] = exp_of(top - now);
+        if (mine[t] > 0) top = now;
+        float number = lane() < mine[t] ? exp_of(score[t] - now) : 0.0f;
+        if (mine[t] > 0 && lane() < KEYS) s_p[r][t * KEYS + lane()] = number;
+        sum[t] = number;
+      }
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+        for (u32 t = 0; t < tiles; t++) sum[t] = sum[t] + __shfl_xor_sync(ALL, sum[t], mask);
+      }
+#pragma unroll
+      for (u32 t = 0; t < tiles; t++) {
+        if (mine[t] > 0) total = fma_rn(total, shrink[t], sum[t]);
+        if (lane() == 0) s_shrink[r][t] = mine[t] > 0 ? shrink[t] : 1.0f;
       }
       if (lane() == 0) s_sum[r] = total;
     }
@@ -149,23 +170,26 @@ template <u32 R, u32 EACH> DEVICE void attend(const Round* round, const Attend& 
 #pragma unroll
     for (u32 turn = 0; turn < 2; turn++) {
       u32 c = threadIdx.x + turn * ATTEND_THREADS;
-      if (c < o.v) {
-        for (u32 t = 0; t < STRETCH / KEYS && first + t * KEYS < longest; t++) {
+      if (c >= o.v) continue;
+#pragma unroll
+      for (u32 t = 0; t < tiles; t++) {
+        // Beyond the last key the last one is fetched again, and not used.
+        float values[KEYS];
+#pragma unroll
+        for (u32 j = 0; j < KEYS; j++) {
+          if constexpr (R == 1) values[j] = turn == 0 ? early[t * KEYS + j] : s_keys[t * KEYS + j][o.d + c];
+          else values[j] = s_keys[t * KEYS + j][o.d + c];
+        }
+#pragma unroll
+        for (u32 r = 0; r < R; r++) {
+          if (s_shrink[r][t] != 1.0f) acc[turn][r] = acc[turn][r] * s_shrink[r][t];
+        }
+#pragma unroll
+        for (u32 j = 0; j < KEYS; j++) {
+          u32 at = t * KEYS + j;
 #pragma unroll
           for (u32 r = 0; r < R; r++) {
-            if (s_shrink[r][t] != 1.0f) acc[turn][r] = acc[turn][r] * s_shrink[r][t];
-          }
-          // Beyond the last key the last one is fetched again, and not used.
-          float values[KEYS];
-#pragma unroll
-          for (u32 j = 0; j < KEYS; j++) values[j] = s_keys[t * KEYS + j][o.d + c];
-#pragma unroll
-          for (u32 j = 0; j < KEYS; j++) {
-#pragma unroll
-            for (u32 r = 0; r < R; r++) {
-              u32 at = t * KEYS + j;
-              if (first + at < seen + r) acc[turn][r] = fma_rn(s_p[r][at], values[j], acc[turn][r]);
-            }
+            if (first + at < seen + r) acc[turn][r] = fma_rn(s_p[r][at], values[j], acc[turn][r]);
           }
         }
       }
@@ -185,5 +209,5 @@ template <u32 R, u32 EACH> DEVICE void attend(const Round* round, const Attend& 
   }
 }
 
-KERNEL THREADS(256) mla_attend_1(const Round* round, Attend o, Cache cache) { attend<1, 8>(round, o, cache); }
-KERNEL THREADS(256) mla_attend_8(const Round* round, Attend o, Cache cache) { attend<8, 2>(round, o, cache); }
+KERNEL THREADS(256) mla_attend_1(const Round* round, Attend o, Cache cache) { attend<1>(round, o, cache); }
+KERNEL THREADS(256) mla_attend_8(const Round* round, Attend o, Cache cache) { attend<8>(round, o, cache); }

@@ -4,7 +4,7 @@
 // A weight is `[n/16][k][16]`, in bf16 or f32. An output is a chain of multiply-adds over k in order, cut into blocks of
 // 256; the blocks' chains start at zero and are added in order. Nothing else decides its bits, so the kernels below agree.
 //
-// - `stream`: 1, 4 or 16 rows. A block of two warps takes a panel; each lane takes two outputs of one block of k, so that
+// - `stream`: 1, 4 or 8 rows. A block of two warps takes a panel; each lane takes two outputs of one block of k, so that
 //   eight blocks of k go at once. Weights come through shared memory in two stages. Bound: the bytes of the weight.
 // - `split`: the same, for matrices with too few panels to fill a GPU: the blocks of k are spread too, their sums go to
 //   memory, and `split_sum` adds them in order.
@@ -14,11 +14,22 @@
 #define CHAIN 256
 // Blocks of k that a block of threads works on at a time.
 #define GROUP 8
-// Bytes of a block of k in one stage.
-#define STEP_BYTES 4096
-// One stage: the blocks lie 32 bytes apart from a multiple of all banks, so that lanes of different blocks do not collide.
-#define STEP_STRIDE (STEP_BYTES + 32)
-#define STAGE_BYTES (GROUP * STEP_STRIDE)
+
+// How a product of R rows is cut into stages. One row reads its inputs where they are; of more rows they are staged too.
+template <class W, int R> struct Cut {
+  enum : u32 {
+    // Bytes of a block of k in one stage, and k of it.
+    bytes = R == 1 ? 4096 : 2048,
+    rows = bytes / (PANEL * sizeof(W)),
+    steps = CHAIN / rows,
+    // Blocks lie 32 bytes apart from a multiple of all banks, so that lanes of different blocks do not collide; inputs 16.
+    stride = bytes + 32,
+    weights = GROUP * stride,
+    x_stride = rows + 4,
+    inputs = R == 1 ? 0 : R * GROUP * x_stride * 4,
+    stage = weights + inputs
+  };
+};
 
 struct Pair {
   float a, b;
@@ -63,36 +74,49 @@ DEVICE void put(float* at, float sum, const float* bias, u32 column, bool adds) 
   *at = adds ? *at + sum : sum;
 }
 
-// One stage of eight blocks of k to shared memory: step `step` of the blocks from `first` on. Rows of the panel beyond k
-// are left out.
-template <class W> DEVICE void fetch(u8* stage, const u8* panel, u32 k, u32 first, u32 step) {
-  const u32 rows = STEP_BYTES / (PANEL * sizeof(W));
+// One stage of eight blocks of k to shared memory: step `step` of the blocks from `first` on. What lies beyond k is left out.
+template <class W, int R> DEVICE void fetch(u8* stage, const u8* panel, const float* const* x, u32 k, u32 first, u32 step) {
+  typedef Cut<W, R> C;
 #pragma unroll 4
-  for (u32 i = threadIdx.x; i < GROUP * STEP_BYTES / 16; i += 64) {
-    u32 block = i / (STEP_BYTES / 16), at = i % (STEP_BYTES / 16) * 16;
-    u32 row = (first + block) * CHAIN + step * rows + at / (u32)(PANEL * sizeof(W));
+  for (u32 i = threadIdx.x; i < GROUP * C::bytes / 16; i += 64) {
+    u32 block = i / (C::bytes / 16), at = i % (C::bytes / 16) * 16;
+    u32 row = (first + block) * CHAIN + step * C::rows + at / (u32)(PANEL * sizeof(W));
     if (row < k) {
-      u64 from = ((u64)(first + block) * CHAIN + step * rows) * PANEL * sizeof(W) + at;
-      copy_async(stage + block * STEP_STRIDE + at, panel + from);
+      u64 from = ((u64)(first + block) * CHAIN + step * C::rows) * PANEL * sizeof(W) + at;
+      copy_async(stage + block * C::stride + at, panel + from);
+    }
+  }
+  if constexpr (R > 1) {
+    float* to = (float*)(stage + C::weights);
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < R * GROUP * C::rows / 4; i += 64) {
+      u32 quad = i % (C::rows / 4) * 4, block = i / (C::rows / 4) % GROUP, r = i / (C::rows / 4) / GROUP;
+      u32 at = (first + block) * CHAIN + step * C::rows + quad;
+      float* here = to + (r * GROUP + block) * C::x_stride + quad;
+      if (at + 4 <= k) copy_async(here, x[r] + at);
+      else
+        for (u32 j = 0; at + j < k; j++) here[j] = x[r][at + j];
     }
   }
   copy_commit();
 }
 
-// Sums of the blocks of k `from .. to` of a panel for R rows, which start on multiples of 16 bytes. `done(first, count)` is
-// called when the sums of blocks `first ..` lie in `sums[block][row][16]`, and may read them until it returns.
+// Sums of the blocks of k `from .. to` of a panel for R rows, whose addresses are in `x` and multiples of 16 bytes.
+// `done(first, count)` is called when the sums of blocks `first ..` lie in `sums[block][row][16]`, and may read them until it
+// returns.
 template <class W, int R, class F>
-DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 from, u32 to, const float* const (&x)[R], F done) {
-  const u32 rows = STEP_BYTES / (PANEL * sizeof(W)), steps = CHAIN / rows;
+DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 from, u32 to, const float* const* x, F done) {
+  typedef Cut<W, R> C;
   const u32 block = threadIdx.x / 8, column = threadIdx.x % 8 * 2;
-  u32 total = (to - from + GROUP - 1) / GROUP * steps;
+  u32 total = (to - from + GROUP - 1) / GROUP * C::steps;
+  const float* x0 = x[0];
   float acc[R][2];
-  fetch<W>(stages, panel, k, from, 0);
+  fetch<W, R>(stages, panel, x, k, from, 0);
 #pragma unroll 1
   for (u32 s = 0; s < total; s++) {
-    u32 group = from + s / steps * GROUP, step = s % steps;
+    u32 group = from + s / C::steps * GROUP, step = s % C::steps;
     if (s + 1 < total) {
-      fetch<W>(stages + (s + 1) % 2 * STAGE_BYTES, panel, k, from + (s + 1) / steps * GROUP, (s + 1) % steps);
+      fetch<W, R>(stages + (s + 1) % 2 * C::stage, panel, x, k, from + (s + 1) / C::steps * GROUP, (s + 1) % C::steps);
       copy_wait<1>();
     } else {
       copy_wait<0>();
@@ -102,14 +126,18 @@ DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 fr
 #pragma unroll
       for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = 0.0f;
     }
-    const W* w = (const W*)(stages + s % 2 * STAGE_BYTES + block * STEP_STRIDE) + column;
-    u32 at = (group + block) * CHAIN + step * rows;
-    u32 count = at < k && group + block < to ? low(rows, k - at) : 0, i = 0;
-#pragma unroll (R == 1 ? 4 : 1)
+    const u8* stage = stages + s % 2 * C::stage;
+    const W* w = (const W*)(stage + block * C::stride) + column;
+    u32 at = (group + block) * CHAIN + step * C::rows;
+    u32 count = at < k && group + block < to ? low((u32)C::rows, k - at) : 0, i = 0;
+    // Row r's inputs from `at` on.
+    const float* inputs = R == 1 ? x0 + at : (const float*)(stage + C::weights) + block * C::x_stride;
+    const u32 next = GROUP * C::x_stride;
+#pragma unroll (R == 1 ? 4 : 2)
     for (; i + 4 <= count; i += 4) {
       Float4 v[R];
 #pragma unroll
-      for (int r = 0; r < R; r++) v[r] = *(const Float4*)(x[r] + at + i);
+      for (int r = 0; r < R; r++) v[r] = *(const Float4*)(inputs + r * next + i);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         Pair pair = pair_of(w + (i + j) * PANEL);
@@ -125,12 +153,12 @@ DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 fr
       Pair pair = pair_of(w + i * PANEL);
 #pragma unroll
       for (int r = 0; r < R; r++) {
-        float v = x[r][at + i];
+        float v = inputs[r * next + i];
         acc[r][0] = fma_rn(v, pair.a, acc[r][0]);
         acc[r][1] = fma_rn(v, pair.b, acc[r][1]);
       }
     }
-    if (step + 1 == steps) {
+    if (step + 1 == C::steps) {
 #pragma unroll
       for (int r = 0; r < R; r++) {
         sums[(block * R + r) * PANEL + column] = acc[r][0];
@@ -143,6 +171,14 @@ DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 fr
   }
 }
 
+// Addresses of R rows of a tile, in shared memory; rows beyond its last repeat that.
+template <int R> DEVICE const float* const* addresses(const Rows& rows, const Tile& tile, u32 input) {
+  SHARED const float* s_x[R];
+  if (threadIdx.x < R) s_x[threadIdx.x] = rows.input(tile.first + low(threadIdx.x, tile.count - 1)) + input;
+  __syncthreads();
+  return s_x;
+}
+
 // `stream`: a panel for R rows, all blocks of k.
 template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stack, const float* bias) {
   SHARED_BYTES(shared);
@@ -152,10 +188,8 @@ template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stac
   Part part;
   u32 panel = blockIdx.x;
   if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part) || panel * PANEL >= part.n) return;
-  float* sums = (float*)(shared + 2 * STAGE_BYTES);
-  const float* x[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) x[r] = rows.input(tile.first + low(r, tile.count - 1)) + part.input;
+  float* sums = (float*)(shared + 2 * Cut<W, R>::stage);
+  const float* const* x = addresses<R>(rows, tile, part.input);
   const u8* w = part.w + (u64)panel * PANEL * part.k * sizeof(W);
   float total[own];
 #pragma unroll
@@ -177,17 +211,14 @@ template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stac
   }
 }
 
-// `split`: blocks of k `8 z ..` of a panel, four rows; sums `[row][block][16 * panels]` to `partial`.
-template <class W> DEVICE void split(const Rows& rows, const Stack& stack, float* partial) {
+// `split`: blocks of k `8 z ..` of a panel, R rows; sums `[row][block][16 * panels]` to `partial`.
+template <class W, int R> DEVICE void split(const Rows& rows, const Stack& stack, float* partial) {
   SHARED_BYTES(shared);
-  const int R = 4;
   Tile tile = tile_of(rows, blockIdx.y, R);
   Part part;
   if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part)) return;
-  float* sums = (float*)(shared + 2 * STAGE_BYTES);
-  const float* x[R];
-#pragma unroll
-  for (int r = 0; r < R; r++) x[r] = rows.input(tile.first + low(r, tile.count - 1));
+  float* sums = (float*)(shared + 2 * Cut<W, R>::stage);
+  const float* const* x = addresses<R>(rows, tile, 0);
   u32 panel = blockIdx.x, blocks = (part.k + CHAIN - 1) / CHAIN, width = (part.n + PANEL - 1) / PANEL * PANEL;
   const u8* w = part.w + (u64)panel * PANEL * part.k * sizeof(W);
   u32 from = blockIdx.z * GROUP, to = low(from + GROUP, blocks);
@@ -282,10 +313,13 @@ template <class W> DEVICE void tile_product(const Rows& rows, const Stack& stack
 
 KERNEL THREADS(64) panels_stream_bf16_1(Rows rows, Stack stack, const float* bias) { stream<u16, 1>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_bf16_4(Rows rows, Stack stack, const float* bias) { stream<u16, 4>(rows, stack, bias); }
-KERNEL THREADS(64) panels_stream_bf16_16(Rows rows, Stack stack, const float* bias) { stream<u16, 16>(rows, stack, bias); }
-KERNEL THREADS(64) panels_split_bf16(Rows rows, Stack stack, float* partial) { split<u16>(rows, stack, partial); }
+KERNEL THREADS(64) panels_stream_bf16_8(Rows rows, Stack stack, const float* bias) { stream<u16, 8>(rows, stack, bias); }
+KERNEL THREADS(64) panels_split_bf16_1(Rows rows, Stack stack, float* partial) { split<u16, 1>(rows, stack, partial); }
+KERNEL THREADS(64) panels_split_bf16_4(Rows rows, Stack stack, float* partial) { split<u16, 4>(rows, stack, partial); }
 KERNEL THREADS(256) panels_tile_bf16(Rows rows, Stack stack, const float* bias) { tile_product<u16>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_f32_1(Rows rows, Stack stack, const float* bias) { stream<float, 1>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_f32_4(Rows rows, Stack stack, const float* bias) { stream<float, 4>(rows, stack, bias); }
-KERNEL THREADS(64) panels_split_f32(Rows rows, Stack stack, float* partial) { split<float>(rows, stack, partial); }
+KERNEL THREADS(64) panels_stream_f32_8(Rows rows, Stack stack, const float* bias) { stream<float, 8>(rows, stack, bias); }
+KERNEL THREADS(64) panels_split_f32_1(Rows rows, Stack stack, float* partial) { split<float, 1>(rows, stack, partial); }
+KERNEL THREADS(64) panels_split_f32_4(Rows rows, Stack stack, float* partial) { split<float, 4>(rows, stack, partial); }
 KERNEL THREADS(256) panels_tile_f32(Rows rows, Stack stack, const float* bias) { tile_product<float>(rows, stack, bias); }

@@ -119,7 +119,7 @@ pub struct Gpu {
     round: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
     /// The last launch, to say where a fault that shows later may come from.
-    last: Mutex<String>,
+    last: Mutex<&'static str>,
 }
 
 impl Gpu {
@@ -378,7 +378,7 @@ impl Machine for Gpu {
             )
         };
         call_at("cuLaunchKernel", launched, || launch.to_string())?;
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = launch.kernel.name.into();
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = launch.kernel.name;
         Ok(())
     }
 

@@ -103,14 +103,18 @@ pub struct Product<'n> {
 
 /// Rows from which on `panels_tile` is used.
 const MANY: usize = 16;
-/// Rows that a stream of bf16 or f32 panels may serve at once.
-const STREAM: [&[usize]; 2] = [&[1, 4, 16], &[1, 4]];
-/// Shared memory of `panels_stream` and `panels_split`: two stages of eight blocks of k, and the sums of `rows` rows.
-const fn stream_bytes(rows: usize) -> u32 {
-    (2 * 8 * (4096 + 32) + 8 * rows * 16 * 4) as u32
+/// Rows that a stream may serve at once.
+const STREAM: [usize; 3] = [1, 4, 8];
+/// Blocks of a grid below which the blocks of k are spread too: a GPU has 48 to 150 multiprocessors, each with room for
+/// three blocks.
+const FEW: usize = 400;
+
+/// Shared memory of `panels_stream` and `panels_split`: two stages (`Cut` of the source) and the sums of `rows` rows.
+const fn stream_bytes(rows: usize, bf16: bool) -> u32 {
+    let bytes = if rows == 1 { 4096 } else { 2048 };
+    let inputs = if rows == 1 { 0 } else { rows * 8 * (bytes / if bf16 { 32 } else { 64 } + 4) * 4 };
+    (2 * (8 * (bytes + 32) + inputs) + 8 * rows * 16 * 4) as u32
 }
-/// Blocks of a grid below which the blocks of k are spread too: a GPU has 48 to 150 multiprocessors.
-const FEW: usize = 64;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
 
@@ -191,12 +195,11 @@ impl Product<'_> {
                 o.launch(&name, [n.div_ceil(64), tiles, 1], 256, 0, &args)
             });
         }
-        let sizes = STREAM[usize::from(!bf16)];
-        let most = sizes.iter().copied().find(|s| *s >= at_once).unwrap_or(sizes[sizes.len() - 1]);
+        let most = STREAM.into_iter().find(|s| *s >= at_once).unwrap_or(STREAM[STREAM.len() - 1]);
         let (panels, tiles) = (n.div_ceil(16), self.rows.div_ceil(most));
         let whole = self.lists.is_none() && self.to == 0 && stack.data != 0;
         if whole && panels * tiles < FEW && blocks > 8 {
-            return self.split(o, stack, kind, blocks, x);
+            return self.split(o, stack, bf16, blocks, x);
         }
         let name = format!("panels_stream_{kind}_{most}");
         self.pieces(|first, count| {
@@ -207,7 +210,7 @@ impl Product<'_> {
                 Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
                 Arg::Pointer(self.bias),
             ];
-            o.launch(&name, [panels, tiles, 1], 64, stream_bytes(most), &args)
+            o.launch(&name, [panels, tiles, 1], 64, stream_bytes(most, bf16), &args)
         })
     }
 
@@ -233,7 +236,7 @@ impl Product<'_> {
         &self,
         o: &Operands<'_>,
         stack: StackArg,
-        kind: &str,
+        bf16: bool,
         blocks: usize,
         x: Mat,
     ) -> Result<(), OpError> {
@@ -245,8 +248,9 @@ impl Product<'_> {
             Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
             Arg::Pointer(partial),
         ];
-        let grid = [panels, self.rows.div_ceil(4), blocks.div_ceil(8)];
-        o.launch(&format!("panels_split_{kind}"), grid, 64, stream_bytes(4), &args)?;
+        let (kind, rows) = (if bf16 { "bf16" } else { "f32" }, if self.rows == 1 { 1 } else { 4 });
+        let grid = [panels, self.rows.div_ceil(rows), blocks.div_ceil(8)];
+        o.launch(&format!("panels_split_{kind}_{rows}"), grid, 64, stream_bytes(rows, bf16), &args)?;
         let args = [
             Arg::Pointer(partial),
             Arg::Pointer(self.bias),
@@ -310,9 +314,15 @@ impl Product<'_> {
         };
         let args =
             [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
-        let tiles = if self.lists.is_some() { count } else { count.div_ceil(8) };
+        // One row, or lists of one row each: each warp a half of a column. Else tiles of up to eight rows.
+        let alone = self.lists.map_or(self.rows == 1, |l| self.rows == l.slots);
+        let (kernel, columns, tiles) = match (alone, self.lists) {
+            (true, _) => ("exl3_product_1", 32, count),
+            (false, Some(_)) => ("exl3_product_8", 64, count),
+            (false, None) => ("exl3_product_8", 64, count.div_ceil(8)),
+        };
         o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
-        o.launch("exl3_product", [n.div_ceil(32), tiles, parts], 128, 0, &args)?;
+        o.launch(kernel, [n.div_ceil(columns), tiles, parts], 128, 0, &args)?;
         o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args)
     }
 }
