@@ -73,6 +73,17 @@ impl Drafting {
     /// # Panics
     /// When an offer is of another build.
     pub fn hooks(&self) -> Result<Hooks, OpError> {
+        self.parts().map(|(hooks, _)| hooks)
+    }
+
+    /// As [`Drafting::hooks`], with the services that the plugins offer to others.
+    ///
+    /// # Errors
+    /// As [`Drafting::hooks`].
+    ///
+    /// # Panics
+    /// As [`Drafting::hooks`].
+    pub fn parts(&self) -> Result<(Hooks, Vec<Shared>), OpError> {
         let mut hooks = Hooks::default();
         let host = Alone::default().object();
         let mut plugins: Vec<(&str, Box<dyn Plugin>, Vec<Knob>)> = Vec::new();
@@ -115,7 +126,7 @@ impl Drafting {
             services.0.extend(plugin.publish()?.into_iter().map(Offer::share));
             plugin.prepare(&limits)?;
         }
-        Ok(hooks)
+        Ok((hooks, services.0))
     }
 
     /// Core options with their hooks.

@@ -12,3 +12,4 @@ pub mod model;
 pub mod node;
 pub mod python;
 pub mod spoiler;
+pub mod states;

@@ -1,6 +1,7 @@
 //! The small scheduler: requests enter in the order of their arrival, each where most of its prompt is kept; a prompt is
 //! prefilled whole, while the others wait; what decodes, decodes together.
 
+use plugfold_0120_batch_v2_api::place;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{
@@ -37,12 +38,7 @@ impl Planner for Scheduler {
         if !matches!(verdict, Verdict::Admit(_)) {
             return Ok(());
         }
-        let free = |slot: u32| facts.slots.iter().any(|s| s.slot == slot && s.request == 0);
-        // What lies in a slot. What a store has more of is copied anywhere.
-        let longest = offers.iter().map(|o| o.length).max();
-        let kept = offers.iter().filter(|o| Some(o.length) == longest && free(o.slot)).map(|o| o.slot).min();
-        let oldest = facts.slots.iter().filter(|s| s.request == 0).min_by_key(|s| (s.admitted, s.slot));
-        if let Some(slot) = kept.or(oldest.map(|s| s.slot)) {
+        if let Some(slot) = place(facts, offers) {
             *verdict = Verdict::Admit(slot);
         }
         Ok(())

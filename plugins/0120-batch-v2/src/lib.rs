@@ -2,6 +2,7 @@
 //!
 //! Rounds over many slots are the engine's; here are the decisions. They are rank 0's and travel in the plan.
 
+pub mod depth;
 pub mod fair;
 pub mod planner;
 pub mod stats;
@@ -11,9 +12,13 @@ use std::sync::{Arc, OnceLock};
 use plugfold_0120_batch_v2_api::BatchViewObject;
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::points::{Host, LimitsLinkObject, ObserverObject, PlannerObject};
-use plugfold_abi::{Knobs, List, OpError, TextBuf};
+use plugfold_abi::points::{
+    DraftPolicyObject, Host, LimitsLinkObject, ObserverObject, PlannerObject, Services, ServicesObject,
+};
+use plugfold_abi::{Knobs, List, OpError, Text, TextBuf};
+use plugfold_base_auto_api::PoliciesObject;
 
+use depth::{Costs, Depths};
 use planner::{Batch, Settings, Slots};
 use stats::Stats;
 
@@ -25,6 +30,7 @@ const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
 pub struct BatchV2 {
     /// The policies, once they are configured.
     batch: OnceLock<Arc<Batch>>,
+    depths: Arc<Depths>,
 }
 
 fn bytes(key: &str, gib: f64) -> Result<u64, OpError> {
@@ -65,12 +71,22 @@ impl Plugin for BatchV2 {
             Offer::of(LimitsLinkObject::new(Slots { settings, host: Some(host) })),
             Offer::of(PlannerObject::new(batch)),
             Offer::of(ObserverObject::new(Stats::new(host.rank()? == 0))),
+            Offer::of(DraftPolicyObject::new(self.depths.clone())),
+            Offer::of(ObserverObject::new(Costs(self.depths.clone()))),
         ]))
     }
 
     fn publish(&self) -> Result<List<Offer>, OpError> {
         let view = self.batch.get().map(|b| Offer::of(BatchViewObject::new(b.clone())));
         Ok(view.into_iter().collect())
+    }
+
+    fn connect(&self, services: &ServicesObject) -> Result<(), OpError> {
+        if let Some(found) = services.find(Text::from("policies"))?.into_option() {
+            let policies = found.get::<PoliciesObject>();
+            self.depths.connect(policies.map_err(|e| OpError::new(format!("service policies: {e}")))?);
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use plugfold_0120_batch_v2_api::{BatchView, SlotUse};
+use plugfold_0120_batch_v2_api::{BatchView, SlotUse, place};
 use plugfold_abi::points::{
     Host, HostObject, Level, Limits, LimitsLink, PieceChoice, PlanFacts, Planner, RequestFacts, SlotFacts,
     SlotMemory, StoreOffer, Verdict,
@@ -144,14 +144,7 @@ impl Planner for Batch {
         if !matches!(verdict, Verdict::Admit(_)) {
             return Ok(());
         }
-        let free = |slot: u32| facts.slots.iter().any(|s| s.slot == slot && s.request == 0);
-        let longest = offers.iter().map(|o| o.length).max();
-        let kept = offers
-            .iter()
-            .filter(|o| Some(o.length) == longest && free(o.slot))
-            .min_by(|a, b| a.price_ms.total_cmp(&b.price_ms).then(a.slot.cmp(&b.slot)));
-        let oldest = facts.slots.iter().filter(|s| s.request == 0).min_by_key(|s| (s.admitted, s.slot));
-        if let Some(slot) = kept.map(|o| o.slot).or(oldest.map(|s| s.slot)) {
+        if let Some(slot) = place(facts, offers) {
             *verdict = Verdict::Admit(slot);
             self.state().grids.insert(request.request, request.grid);
         }

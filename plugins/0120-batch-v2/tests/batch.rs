@@ -6,15 +6,20 @@ mod support;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use plugfold_0120_batch_v2::depth::{Costs, Depths};
 use plugfold_0120_batch_v2::planner::{Batch, Settings, Slots};
 use plugfold_0120_batch_v2::stats::Stats;
-use plugfold_abi::points::{Limits, LimitsLink, LimitsLinkObject, ObserverObject, PlannerObject, SlotMemory};
+use plugfold_abi::points::{
+    DraftPolicyObject, Limits, LimitsLink, LimitsLinkObject, ObserverObject, PlannerObject, SlotMemory,
+};
 use plugfold_abi::{OpError, Phase};
+use plugfold_base_auto_api::PoliciesObject;
 use plugfold_engine::core::{Core, CoreOptions, SeqRows, Want};
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::service::{Event, Finish, Request, Service};
 use plugfold_engine::split::Split;
+use plugfold_tests::drafting::Drafting;
 
 use support::{
     Gate, SAMPLED, SaveMoment, Seen, States, alone, ask, engine, guesses, ids, options, outcome, request,
@@ -69,6 +74,45 @@ fn concurrent_requests_with_mixed_policies_equal_each_alone_and_serial() {
             shared += stats.batched_rounds;
             let told = stats.fields.get("batch").unwrap_or_else(|| panic!("no field `batch`"));
             assert!(told["tokens_per_round"].as_f64().unwrap() >= 1.0, "{told}");
+        }
+        assert!(shared > 0, "no round was shared");
+    }
+}
+
+/// The batch with the drafting plugins, whose priced policies look at the whole round.
+fn priced(rank: usize) -> Hooks {
+    let (mut hooks, services) = Drafting::default().parts().unwrap();
+    hooks.add_object("0120", LimitsLinkObject::new(Slots { settings: SETTINGS, host: None })).unwrap();
+    hooks.add_object("0120", PlannerObject::new(Batch::new(SETTINGS, None))).unwrap();
+    hooks.add_object("0120", ObserverObject::new(Stats::new(rank == 0))).unwrap();
+    let depths = Arc::new(Depths::default());
+    let policies = services.iter().find(|s| s.interface() == "policies").unwrap();
+    depths.connect(policies.get::<PoliciesObject>().unwrap());
+    hooks.add_object("0120", DraftPolicyObject::new(depths.clone())).unwrap();
+    hooks.add_object("0120", ObserverObject::new(Costs(depths))).unwrap();
+    hooks
+}
+
+#[test]
+fn requests_whose_depth_is_priced_by_the_round_equal_each_alone_and_serial() {
+    for ranks in [1, 2] {
+        let engine = engine(&options(4), ranks, priced);
+        let policies = ["o", "om", "om3", "auto", "3", ""];
+        let requests: Vec<Request> = (0..6)
+            .map(|i| {
+                let pattern = ids(60 + i as u64, 11).repeat(20);
+                let sampling = if i % 2 == 1 { SAMPLED } else { Request::default().sampling };
+                let prompt = pattern[..[40, 150, 90][i % 3]].to_vec();
+                Request { sampling, policy: policies[i].into(), ..request(prompt, 40) }
+            })
+            .collect();
+        let handles: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let mut shared = 0;
+        for (i, (request, handle)) in requests.iter().zip(&handles).enumerate() {
+            let (tokens, stats, _) = outcome(handle).unwrap();
+            assert_eq!(tokens, alone(request), "request {i} on {ranks} ranks");
+            assert!(stats.drafted > 0, "request {i} drafted nothing");
+            shared += stats.batched_rounds;
         }
         assert!(shared > 0, "no round was shared");
     }

@@ -1,6 +1,6 @@
 //! What policies learn about a sequence: acceptance, the better drafter, the depth that pays. Functions of the rounds alone.
 
-use plugfold_base_auto_api::{Arm, Explore, Prices, Rounds};
+use plugfold_base_auto_api::{Arm, Explore, Prices, Rounds, best_depth};
 
 /// Drafts of a running policy.
 const RUNNING_MOST: u32 = 3;
@@ -128,16 +128,8 @@ impl Depth {
     /// further row is not worth its time.
     pub fn drafts(&self, most: u32, prices: &Prices, drafting: impl Fn(u32) -> f64) -> (u32, f64) {
         let rate = self.rate(prices);
-        let (mut best, mut chosen) = (f64::NEG_INFINITY, 0);
-        let (mut chain, mut expected) = (1.0, 1.0);
-        for k in 1..=most {
-            chain *= self.share(k as usize - 1);
-            expected += chain;
-            let surplus = expected - rate * (prices.window(k + 1) + drafting(k));
-            if surplus > best + 1e-12 {
-                (best, chosen) = (surplus, k);
-            }
-        }
+        let share = |place: u32| self.share(place as usize);
+        let chosen = best_depth(most, rate, share, |k| prices.window(k + 1) + drafting(k));
         let row = prices.window(chosen + 1) - prices.window(chosen);
         (chosen, (rate * row).clamp(0.0, 1.0))
     }

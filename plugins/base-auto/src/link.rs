@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{Choice, DraftPolicy, NO_DRAFTER, Observed, Rule, SequenceFacts};
 use plugfold_abi::{KnobValue, List, Maybe, OpError, Slice, Text, TextBuf};
-use plugfold_base_auto_api::{Arm, Explore, FORMS, Form, Policies, Prices};
+use plugfold_base_auto_api::{Arm, Explore, FORMS, Form, Learnt, Policies, Prices};
 
 use crate::USUAL_DRAFTS;
 use crate::adapt::{Chooser, Depth, Running};
@@ -218,6 +218,14 @@ impl Policy {
 impl Policies for Policy {
     fn in_force(&self, asked: Text<'_>) -> Result<TextBuf, OpError> {
         Ok(self.state().in_force(asked.get_str()))
+    }
+
+    fn learnt(&self, slot: u32, drafter: Text<'_>, drafts: u32) -> Result<Learnt, OpError> {
+        let state = self.state();
+        let arm = [Arm::Mtp, Arm::Block].into_iter().find(|arm| arm.drafter() == drafter.get_str());
+        let (Some(lane), Some(arm)) = (state.lanes.get(&slot), arm) else { return Ok(Learnt::default()) };
+        let share = |at: u32| lane.depth[place(arm)].share(at as usize);
+        Ok(Learnt { shares: (0..drafts).map(share).collect(), backlog: lane.backlog[place(arm)] })
     }
 }
 

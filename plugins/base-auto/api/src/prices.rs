@@ -33,16 +33,18 @@ impl Prices {
         }
     }
 
-    /// A window of `rows`; past the table, as its last two entries go on.
+    /// A window of `rows`; past the table, along the slope of its upper half.
     pub fn window(&self, rows: u32) -> f64 {
         let last = self.windows.len().saturating_sub(1);
         let at = (rows.max(1) as usize - 1).min(last);
         let known = self.windows.get(at).copied().unwrap_or(1.0);
-        let step = match self.windows.as_slice() {
-            [.., a, b] => b - a,
+        let beyond = rows.saturating_sub(self.windows.len().max(1) as u32);
+        let half = &self.windows[self.windows.len() / 2..];
+        let step = match half {
+            [first, .., end] => (end - first) / (half.len() - 1) as f64,
             _ => 0.0,
         };
-        known + step * f64::from(rows.saturating_sub(self.windows.len().max(1) as u32))
+        known + step * f64::from(beyond)
     }
 
     /// A chain of the multi-token-prediction layer after `backlog` rows that it has not seen.
@@ -68,6 +70,23 @@ impl Prices {
     pub fn first_rate(&self) -> f64 {
         2.0 / (self.window(2) + self.mtp)
     }
+}
+
+/// The depth, from 1 to `most`, that promises most tokens net of their time: `share` says how likely the draft at a place
+/// (from 0) is kept once all before it are, `ms` what a round with so many drafts costs, `rate` how many tokens a
+/// millisecond is worth. Ties go to the smaller; 0 where there is no room.
+pub fn best_depth(most: u32, rate: f64, share: impl Fn(u32) -> f64, ms: impl Fn(u32) -> f64) -> u32 {
+    let (mut best, mut chosen) = (f64::NEG_INFINITY, 0);
+    let (mut chain, mut expected) = (1.0, 1.0);
+    for k in 1..=most {
+        chain *= share(k - 1);
+        expected += chain;
+        let surplus = expected - rate * ms(k);
+        if surplus > best + 1e-12 {
+            (best, chosen) = (surplus, k);
+        }
+    }
+    chosen
 }
 
 /// Tokens and milliseconds of the last rounds.
@@ -104,11 +123,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_past_the_table_go_on_as_it_ends() {
+    fn windows_past_the_table_go_on_as_its_upper_half() {
         let p = Prices::fixed();
         assert_eq!(p.window(0), 30.0);
         assert_eq!(p.window(8), 68.4);
-        assert!((p.window(10) - (68.4 + 2.0 * 4.7)).abs() < 1e-9);
+        assert!((p.window(10) - (68.4 + 2.0 * (68.4 - 54.2) / 3.0)).abs() < 1e-9);
         let flat = Prices { windows: vec![5.0], ..p };
         assert_eq!((flat.window(1), flat.window(9)), (5.0, 5.0));
     }
