@@ -22,6 +22,7 @@ mod serve;
 mod setup;
 mod shards;
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -93,7 +94,7 @@ enum Command {
     Rank(model::Follow),
     /// A subcommand of a plugin on the list.
     #[command(external_subcommand)]
-    OfPlugin(Vec<std::ffi::OsString>),
+    OfPlugin(Vec<OsString>),
 }
 
 /// Which model to load and how; the same for every command.
