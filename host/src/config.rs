@@ -58,6 +58,14 @@ pub struct Settings {
     pub device: Device,
     /// Transport of collectives between ranks, by its name; without it the one that is built in.
     pub transport: Option<String>,
+    /// Executor of programs, by its name; without it their steps run one after another.
+    pub executor: Option<String>,
+    /// Way to wait for the next round, by its name; without it a rank sleeps.
+    pub plan_wait: Option<String>,
+    /// Who runs rounds, by its name; without it their parts run one after another.
+    pub round_driver: Option<String>,
+    /// Seconds after which a plugin's hook that has not returned ends the engine; 0: never.
+    pub hook_limit_s: f64,
     /// Threads of the kernels, a rank; without it one a core.
     pub threads: Option<usize>,
     /// Most tokens of a reply when the request names no budget.
@@ -99,6 +107,10 @@ impl Default for Settings {
             ranks: 1,
             device: Device::Cpu,
             transport: None,
+            executor: None,
+            plan_wait: None,
+            round_driver: None,
+            hook_limit_s: 120.0,
             threads: None,
             max_tokens: 4096,
             reasoning_fields: ReasoningFields::default(),

@@ -104,6 +104,18 @@ pub struct Hole {
     pub need: String,
 }
 
+/// An entry that was walked through the points on paper, where building it would prove nothing more.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Paper {
+    /// The entry.
+    pub id: String,
+    /// Title.
+    pub title: String,
+    /// Step by step, which points it uses.
+    pub text: String,
+}
+
 /// The whole map.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -117,6 +129,9 @@ pub struct Map {
     /// Holes, most important first.
     #[serde(rename = "hole")]
     pub holes: Vec<Hole>,
+    /// Entries that were walked through on paper.
+    #[serde(rename = "paper", default)]
+    pub papers: Vec<Paper>,
 }
 
 /// The map's text as it was when the tests were built.

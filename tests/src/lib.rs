@@ -3,11 +3,14 @@
 pub mod catalogue;
 pub mod drafting;
 pub mod drafts;
+pub mod faulty;
 pub mod goldens;
 pub mod guess;
 pub mod hooks;
 pub mod host;
 pub mod http;
+pub mod integer;
+pub mod keeper;
 pub mod model;
 pub mod node;
 pub mod python;

@@ -303,7 +303,7 @@ fn faults_are_found() {
             "choices = [\"q4\"] }",
             "0470: `0001.nonexpert` has one of these choices already",
         ),
-        ("holes = [\"claims\"]", "holes = [\"claim\"]", "hole `claim` is not described"),
+        ("holes = [\"planning\"]", "holes = [\"plan\"]", "hole `plan` is not described"),
     ];
     for (from, to, expected) in faults {
         let found = problems(&planted(from, to), &table());

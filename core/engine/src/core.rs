@@ -1,6 +1,7 @@
 //! One rank's model with its sequences: forwards, commits, snapshots. Knows nothing of requests.
 
 mod families;
+mod programs;
 mod sequences;
 mod stage;
 mod tags;
@@ -9,18 +10,19 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use plugfold_abi::points::{Executor, ExecutorObject, Launched, Mode};
 use plugfold_abi::points::{Owner, StatePart};
-use plugfold_abi::{CommObject, List, Phase, RoundTable, Shape, Slice, SlotState, View};
+use plugfold_abi::{CommObject, Phase, RoundTable, Slice, SlotState, Text, View};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors};
 use crate::config::{ConfigError, ModelConfig};
-use crate::hooks::{HookError, Hooks};
+use crate::hooks::{ChoiceError, Exchanging, HookError, Hooked, Hooks, chosen};
 use crate::knobs::Values;
-use crate::program::build::{Builder, WORD_STREAMS, WORD_ZERO_FIRST, kinds};
-use crate::program::{Arena, Failure, Registry, ResolveError, Resolved, RunInputs, run};
+use crate::program::{Arena, Failure, Read, Registry, ResolveError, Resolved, RunInputs, run};
 use crate::split::{Split, SplitError};
 use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
 use crate::weights::{self, Given, Origin, Progress, Shelf, Source, WeightError, WeightTable};
+use programs::{Key, Kind, Programs};
 pub use sequences::SequencesOf;
 use stage::Stages;
 pub use tags::Tag;
@@ -46,6 +48,9 @@ pub enum LoadError {
     /// A plugin's hook.
     #[error(transparent)]
     Hook(#[from] HookError),
+    /// An executor that cannot be had.
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
     /// Two plugins that edit the same thing.
     #[error("{0}")]
     Layout(String),
@@ -111,7 +116,7 @@ pub struct MtpRows<'a> {
 }
 
 /// The round table's memory.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct RoundBuffer {
     tokens: Vec<u32>,
     positions: Vec<u32>,
@@ -127,7 +132,44 @@ pub struct RoundBuffer {
     fields: Vec<View>,
 }
 
+impl Clone for RoundBuffer {
+    fn clone(&self) -> Self {
+        let mut made = Self::default();
+        made.clone_from(self);
+        made
+    }
+    /// Keeps the memory that there is.
+    fn clone_from(&mut self, from: &Self) {
+        self.tokens.clone_from(&from.tokens);
+        self.positions.clone_from(&from.positions);
+        self.row_seq.clone_from(&from.row_seq);
+        self.seq_first.clone_from(&from.seq_first);
+        self.seq_rows.clone_from(&from.seq_rows);
+        self.seq_start.clone_from(&from.seq_start);
+        self.seq_slot.clone_from(&from.seq_slot);
+        self.seq_parity.clone_from(&from.seq_parity);
+        self.seq_keep.clone_from(&from.seq_keep);
+        self.out_rows.clone_from(&from.out_rows);
+        self.embeds.clone_from(&from.embeds);
+        self.fields.clone_from(&from.fields);
+    }
+}
+
 impl RoundBuffer {
+    /// Forgets the rows, keeps the memory.
+    fn clear(&mut self) {
+        let Self { tokens, positions, row_seq, seq_first, seq_rows, seq_start, .. } = self;
+        for list in [tokens, positions, row_seq, seq_first, seq_rows, seq_start] {
+            list.clear();
+        }
+        let Self { seq_slot, seq_parity, seq_keep, out_rows, embeds, fields, .. } = self;
+        for list in [seq_slot, seq_parity, seq_keep, out_rows] {
+            list.clear();
+        }
+        embeds.clear();
+        fields.clear();
+    }
+
     fn push(&mut self, at: SlotState, start: usize, tokens: &[u32], want: Want) {
         let seq = self.seq_first.len() as u32;
         let first = self.tokens.len() as u32;
@@ -178,6 +220,8 @@ pub struct Forward {
     pub failure: Option<Failure>,
     /// Hash of the exchanges that ran.
     pub collectives: u64,
+    /// How it ran.
+    pub mode: Mode,
 }
 
 impl Forward {
@@ -206,6 +250,8 @@ pub struct CoreOptions {
     pub progress: Progress,
     /// Hooks of plugins.
     pub hooks: Arc<Hooks>,
+    /// Name of the executor; `None`: steps run one after another.
+    pub executor: Option<String>,
     /// Further lines that must be equal on all ranks: name, value.
     pub lines: Vec<(String, String)>,
 }
@@ -219,10 +265,14 @@ impl Default for CoreOptions {
             allow_nan: false,
             progress: Arc::new(|_| {}),
             hooks: Arc::default(),
+            executor: None,
             lines: Vec::new(),
         }
     }
 }
+
+/// Round tables that are kept for the next forward.
+const SPARE: usize = 4;
 
 /// Candidates rounded up so that few shapes occur. More than are needed never change a draw.
 fn bucket(candidates: usize) -> usize {
@@ -241,8 +291,12 @@ pub struct Core {
     changed: String,
     caches: CacheTable,
     registry: Registry,
-    programs: HashMap<Shape, Arc<Resolved>>,
+    programs: Programs,
+    executor: Option<Hooked<ExecutorObject>>,
     arena: Arena,
+    /// Round tables that are not in use.
+    spare: Vec<RoundBuffer>,
+    exchanging: Arc<Exchanging>,
     comm: Option<Arc<CommObject>>,
     slots: Vec<Slot>,
     hooks: Arc<Hooks>,
@@ -343,6 +397,8 @@ impl Core {
         let loaded = weights::load(source, &list, &given)?;
         let families = families::laid_out(reference_families(&config, split, capacity, mtp), &options.hooks)?;
         let caches = CacheTable::new(families.all.into(), 0);
+        let executor =
+            chosen(&options.hooks.executors, "executor", options.executor.as_deref(), Executor::name)?;
         Ok(Self {
             config: Arc::new(config),
             split,
@@ -353,8 +409,11 @@ impl Core {
             changed: loaded.identity,
             caches,
             registry: Registry::new(&options.hooks, split.rank as u32, split.ranks as u32)?,
-            programs: HashMap::new(),
+            programs: Programs::default(),
+            executor: executor.cloned(),
             arena: Arena::default(),
+            spare: Vec::new(),
+            exchanging: Arc::default(),
             comm,
             slots: Vec::new(),
             stages: Stages::new(&options.hooks)?,
@@ -436,33 +495,9 @@ impl Core {
         self.registry.passes()
     }
 
-    fn shape(kind: &str, phase: Phase, rows: u32, seqs: u32, out_rows: u32, select: bool) -> Shape {
-        Shape {
-            kind: kind.into(),
-            phase,
-            rows: rows.next_power_of_two(),
-            seqs: seqs.next_power_of_two(),
-            out_rows: if out_rows == 0 { 0 } else { out_rows.next_power_of_two() },
-            select,
-            candidates: 0,
-            words: List::new(),
-            knobs: List::new(),
-        }
-    }
-
-    /// The program of a shape, made once.
-    ///
-    /// # Errors
-    /// A step that nobody runs.
-    pub fn program(&mut self, shape: &Shape) -> Result<Arc<Resolved>, ResolveError> {
-        if let Some(found) = self.programs.get(shape) {
-            return Ok(found.clone());
-        }
-        let program = Builder { config: &self.config, split: self.split }.build(shape);
-        let resolved = Arc::new(self.registry.resolve(program, &self.weights, &self.caches)?);
-        self.arena.reserve(resolved.placement.total);
-        self.programs.insert(shape.clone(), resolved.clone());
-        Ok(resolved)
+    /// Set while other ranks may be waited for.
+    pub(crate) fn exchanging(&self) -> &Arc<Exchanging> {
+        &self.exchanging
     }
 
     /// Starts a sequence in a slot, from nothing, with the server's own knobs.
@@ -524,9 +559,17 @@ impl Core {
     }
 
     /// The whole committed state of a slot, for bit-for-bit comparison.
+    ///
+    /// # Panics
+    /// When a plugin does not know where its rows lie.
     pub fn image(&mut self, slot: usize) -> Vec<(String, Vec<u32>)> {
         let (parity, length) = (self.slots[slot].parity, self.slots[slot].len());
-        self.caches.image(SlotState { slot: slot as u32, parity }, length, Owner::Model)
+        let (hooks, families) = (self.hooks.clone(), self.caches.families().to_vec());
+        let paged = |family: usize, rows: u32| {
+            let places = sequences::places(&hooks, &families[family], slot as u32, 0, rows, false);
+            places.unwrap_or_else(|e| panic!("the rows of a slot: {e}"))
+        };
+        self.caches.image(SlotState { slot: slot as u32, parity }, length, Owner::Model, paged)
     }
 
     fn selects(&self, end: usize) -> bool {
@@ -549,7 +592,7 @@ impl Core {
         candidates: Option<usize>,
         streams: bool,
     ) -> Result<Forward, ResolveError> {
-        let mut round = RoundBuffer::default();
+        let mut round = self.table();
         let mut end = 0;
         for s in seqs {
             let slot = &mut self.slots[s.slot];
@@ -571,44 +614,79 @@ impl Core {
         }
         let outs = round.out_rows.len() as u32;
         let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
-        let mut shape = Self::shape(kinds::FORWARD, phase, rows, count, outs, self.selects(end));
+        let mut key = Key::new(Kind::Forward, phase, rows, count, outs);
+        key.select = self.selects(end);
         let share = self.split.share(self.config.vocab_size).len();
         let asked = candidates.map(bucket);
-        shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
-        if streams {
-            shape.words.push(stage::word(WORD_STREAMS, 1));
+        key.candidates = asked.map_or(0, |c| c.min(share) as u32);
+        key.streams = streams;
+        Ok(Forward { asked, ..self.execute(key, round, &[])? })
+    }
+
+    /// A round table without rows, with the memory of one that is done with.
+    fn table(&mut self) -> RoundBuffer {
+        let mut round = self.spare.pop().unwrap_or_default();
+        round.clear();
+        round
+    }
+
+    /// Takes back what a forward held, for the next one.
+    pub fn recycle(&mut self, forward: Forward) {
+        if self.spare.len() < SPARE {
+            self.spare.push(forward.round);
         }
-        Ok(Forward { asked, ..self.execute(shape, round, &[])? })
     }
 
     fn execute(
         &mut self,
-        mut shape: Shape,
+        mut key: Key,
         mut round: RoundBuffer,
-        fill: &[(&str, &[f32])],
+        hidden: &[f32],
     ) -> Result<Forward, ResolveError> {
-        let staged = self.stages.stage(&self.hooks, &self.slots, &mut shape, &mut round)?;
-        let resolved = self.program(&shape)?;
+        let (knobs, staged) = self.stages.stage(&self.hooks, &self.slots, &mut key, &mut round);
+        let at = self.find(key, &knobs)?;
+        let resolved = self.programs.at(&at).resolved.clone();
+        let (mode, chosen) = self.mode(&at);
+        let told = Launched {
+            program: Text::from(key.kind.name()),
+            phase: key.phase,
+            rows: round.tokens.len() as u32,
+            seqs: round.seq_first.len() as u32,
+            mode,
+        };
+        let began = self.stages.clock();
         let table = round.table();
-        let late = || self.stages.fill(&self.hooks, &shape, &round, &staged, true);
-        let timer = self.stages.timer(&shape, &staged);
+        let stages = &self.stages;
+        let launched = || stages.launched(&told);
+        let late = || stages.fill(&self.hooks, key.phase, &round, &knobs, true);
+        let watcher = |call: &plugfold_abi::Call<'_>| stages.ran(call);
+        let timer = stages.timer(&resolved.program.shape, &knobs);
         let inputs = RunInputs {
             round: &table,
             weights: &self.weights,
             comm: self.comm.as_deref(),
-            fill,
-            knobs: &staged,
+            hidden,
+            knobs: &knobs,
+            launched: &launched,
             late: &late,
             timer: timer.as_deref(),
+            watcher: &watcher,
+            executor: self.executor.as_ref().map(|h| (h, mode)),
+            exchanging: &self.exchanging,
+            failed: staged.and(chosen).err().map(|e| Failure::of_hook("what comes before its steps", &e)),
         };
         let outcome = run(&resolved, &mut self.arena, &inputs);
         drop(timer);
+        if let Some(began) = began {
+            self.stages.forward(&told, began);
+        }
         Ok(Forward {
             resolved,
-            phase: shape.phase,
+            phase: key.phase,
             asked: None,
             failure: outcome.failure,
             collectives: outcome.collectives,
+            mode: outcome.mode,
             round,
         })
     }
@@ -617,6 +695,11 @@ impl Core {
     /// "values" and "ids" `[wanted, candidates]`, "layer.I" `[rows, streams * hidden]`.
     pub fn output(&mut self, forward: &Forward, name: &str) -> Option<&[f32]> {
         forward.resolved.output(&mut self.arena, name, &forward.round.table())
+    }
+
+    /// As [`Core::output`], without looking for a name.
+    pub(crate) fn read(&mut self, forward: &Forward, what: Read) -> Option<&[f32]> {
+        forward.resolved.read(&mut self.arena, what, &forward.round.table())
     }
 
     /// Keeps the first `keep[i]` rows of each sequence of a forward.
@@ -634,14 +717,18 @@ impl Core {
         assert!(keep.iter().zip(rows).all(|(k, r)| *k >= 1 && *k <= *r as usize), "kept rows out of range");
         if partial {
             assert!(forward.phase == Phase::Window, "only windows are cut");
-            let mut round = forward.round.clone();
-            round.seq_keep = keep.iter().map(|&k| k as u32).collect();
-            let mut shape = forward.resolved.program.shape.clone();
-            shape = Self::shape(kinds::COMMIT, shape.phase, shape.rows, shape.seqs, 0, false);
+            let mut round = self.table();
+            round.clone_from(&forward.round);
+            round.seq_keep.clear();
+            round.seq_keep.extend(keep.iter().map(|&k| k as u32));
             round.out_rows.clear();
-            if let Some(failure) = self.execute(shape, round, &[])?.failure {
+            let shape = &forward.resolved.program.shape;
+            let key = Key::new(Kind::Commit, shape.phase, shape.rows, shape.seqs, 0);
+            let committed = self.execute(key, round, &[])?;
+            if let Some(failure) = committed.failure {
                 return Err(CommitError::Run(failure));
             }
+            self.recycle(committed);
         }
         for (i, &k) in keep.iter().enumerate() {
             let first = forward.round.seq_first[i] as usize;
@@ -668,7 +755,7 @@ impl Core {
         candidates: Option<usize>,
     ) -> Result<Forward, ResolveError> {
         assert!(self.has_mtp, "the checkpoint has no draft head");
-        let mut round = RoundBuffer::default();
+        let mut round = self.table();
         let mut hidden = Vec::new();
         let mut end = 0;
         for s in seqs {
@@ -686,14 +773,13 @@ impl Core {
         }
         let outs = round.out_rows.len() as u32;
         let (rows, count) = (round.tokens.len() as u32, seqs.len() as u32);
-        let mut shape = Self::shape(kinds::MTP, Phase::Draft, rows, count, outs, self.selects(end));
+        let mut key = Key::new(Kind::Mtp, Phase::Draft, rows, count, outs);
+        key.select = self.selects(end);
         let share = self.split.share(self.config.vocab_size).len();
         let asked = candidates.map(bucket);
-        shape.candidates = asked.map_or(0, |c| c.min(share) as u32);
-        if zero_first {
-            shape.words.push(stage::word(WORD_ZERO_FIRST, 1));
-        }
-        Ok(Forward { asked, ..self.execute(shape, round, &[("hidden", &hidden)])? })
+        key.candidates = asked.map_or(0, |c| c.min(share) as u32);
+        key.zero_first = zero_first;
+        Ok(Forward { asked, ..self.execute(key, round, &hidden)? })
     }
 }
 

@@ -1,26 +1,31 @@
 //! The engine of rank 0: takes requests, plans rounds, hands out tokens.
 
+mod inbox;
+mod listeners;
 mod planning;
 mod report;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use plugfold_abi::Slice;
-use plugfold_abi::points::{Observer, interest};
+use plugfold_abi::points::{Observer, ObserverObject, PlanWait, interest};
+use plugfold_abi::{OpError, Slice};
 
 use crate::core::Tag;
-use crate::hooks::Hooks;
+use crate::hooks::{Hooked, Hooks, chosen};
 use crate::knobs::Values;
 use crate::logprobs::MAX_TOP;
 use crate::plan::{Order, Plan};
 use crate::rank::Rank;
 use crate::rounds::Report;
 use crate::service::{EngineError, EngineStats, Event, Handle, ModelInfo, Request, RequestStats, Service};
+use crate::watchdog::{Hung, Watchdog};
+use inbox::Inbox;
+use listeners::{Listener, Listeners};
 
 /// Requests that may wait for a slot.
 pub const MAX_WAITING: usize = 1024;
@@ -34,7 +39,7 @@ struct Job {
     /// Unique while the engine runs; 0 is nobody.
     number: u64,
     request: Request,
-    events: Sender<Event>,
+    events: Listener,
     cancel: Arc<AtomicBool>,
     submitted: Instant,
     knobs: Values,
@@ -65,6 +70,23 @@ struct Shared {
     defaults: Values,
     /// Requests that were submitted so far.
     numbers: AtomicU64,
+    /// Who waits for events.
+    listeners: Arc<Listeners>,
+    /// A hook hangs on the engine's thread, which will never end.
+    hung: AtomicBool,
+}
+
+impl Shared {
+    /// A hook hangs: answers everybody who waits, since the engine's thread cannot.
+    fn give_up(&self, reason: &str) {
+        self.hung.store(true, Ordering::Release);
+        {
+            let mut stats = lock(&self.stats);
+            stats.fatal.get_or_insert_with(|| reason.to_owned());
+            (stats.decoding, stats.prefilling, stats.waiting) = (0, 0, 0);
+        }
+        self.listeners.end(&EngineError::Unavailable(reason.to_owned()));
+    }
 }
 
 fn lock(stats: &Mutex<EngineStats>) -> MutexGuard<'_, EngineStats> {
@@ -77,13 +99,14 @@ pub struct Engine {
     hooks: Arc<Hooks>,
     queue: Mutex<Sender<Message>>,
     thread: Option<JoinHandle<()>>,
+    _watchdog: Watchdog,
 }
 
 impl Engine {
     /// Starts serving with rank 0.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system gives no thread, or when no plugin brings the way to wait that is asked for.
     pub fn start(rank: Rank) -> std::io::Result<Self> {
         let config = rank.core.config();
         let info = ModelInfo {
@@ -97,8 +120,14 @@ impl Engine {
             drafters: rank.rounds.drafters().to_vec(),
         };
         let defaults = rank.core.hooks().knobs.defaults.clone();
-        let shared =
-            Arc::new(Shared { info, stats: Mutex::default(), defaults, numbers: AtomicU64::default() });
+        let shared = Arc::new(Shared {
+            info,
+            stats: Mutex::default(),
+            defaults,
+            numbers: AtomicU64::default(),
+            listeners: Arc::default(),
+            hung: AtomicBool::default(),
+        });
         let (sender, receiver) = channel();
         let (seen, alarm) = (shared.clone(), sender.clone());
         // A rank that dies while the engine is idle must be told to the front end, too.
@@ -107,10 +136,23 @@ impl Engine {
             let _ = alarm.send(Message::Stop);
         });
         let (inside, hooks) = (shared.clone(), rank.core.hooks().clone());
+        let name = rank.options().plan_wait.as_deref();
+        let wait =
+            chosen(&hooks.waits, "way to wait", name, PlanWait::name).map_err(std::io::Error::other)?;
+        let inbox = Inbox::new(receiver, wait.cloned());
+        let guard = rank.world.guard();
+        let left = shared.clone();
+        let watchdog = rank.watch(move |hung: Hung| {
+            let reason = hung.to_string();
+            tracing::error!("{reason}: the engine ends");
+            left.give_up(&reason);
+            guard.fail(reason);
+        })?;
         let thread = std::thread::Builder::new()
             .name("plugfold-engine".into())
-            .spawn(move || Loop::new(rank, inside, receiver).run())?;
-        Ok(Self { shared, hooks, queue: Mutex::new(sender), thread: Some(thread) })
+            .spawn(move || Loop::new(rank, inside, inbox).run())?;
+        let queue = Mutex::new(sender);
+        Ok(Self { shared, hooks, queue, thread: Some(thread), _watchdog: watchdog })
     }
 }
 
@@ -122,6 +164,10 @@ impl Service for Engine {
     fn submit(&self, request: Request) -> Result<Handle, EngineError> {
         check(&request, &self.shared.info, self.shared.defaults.len())?;
         self.hooks.policy(&request.policy)?;
+        let number = self.shared.numbers.fetch_add(1, Ordering::Relaxed) + 1;
+        let (events, receiver) = channel();
+        // Before the look at the engine's end: who ends it answers all that are entered.
+        let events = self.shared.listeners.enter(number, events);
         {
             let mut stats = lock(&self.shared.stats);
             if let Some(reason) = &stats.fatal {
@@ -134,10 +180,9 @@ impl Service for Engine {
             }
             stats.waiting += 1;
         }
-        let (events, receiver) = channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let job = Job {
-            number: self.shared.numbers.fetch_add(1, Ordering::Relaxed) + 1,
+            number,
             knobs: request.knobs.clone().unwrap_or_else(|| self.shared.defaults.clone()),
             request,
             events,
@@ -168,7 +213,7 @@ impl Service for Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         let _ = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Message::Stop);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.take().filter(|_| !self.shared.hung.load(Ordering::Acquire)) {
             let _ = thread.join();
         }
     }
@@ -222,7 +267,7 @@ fn check(request: &Request, info: &ModelInfo, knobs: usize) -> Result<(), Engine
 struct Loop {
     rank: Rank,
     shared: Arc<Shared>,
-    receiver: Receiver<Message>,
+    inbox: Inbox,
     waiting: VecDeque<Job>,
     active: Vec<Option<Active>>,
     /// Round in which each slot's last request was admitted.
@@ -232,19 +277,21 @@ struct Loop {
     last: Report,
     /// Bytes that could still be taken, as of the last plan with requests that wait.
     free_bytes: u64,
+    /// Observers with what they want to be told.
+    observers: Vec<(Hooked<ObserverObject>, u32)>,
     stop: bool,
 }
 
-/// How long the engine sleeps when requests wait and none may run.
-const HELD: Duration = Duration::from_millis(2);
-
 impl Loop {
-    fn new(rank: Rank, shared: Arc<Shared>, receiver: Receiver<Message>) -> Self {
+    fn new(rank: Rank, shared: Arc<Shared>, inbox: Inbox) -> Self {
         let slots = rank.core.capacity().slots;
+        let observers = &rank.core.hooks().observers;
+        let interests = |h: &Hooked<ObserverObject>| (h.clone(), h.call(Observer::interests).unwrap_or(0));
         Self {
+            observers: observers.iter().map(interests).collect(),
             rank,
             shared,
-            receiver,
+            inbox,
             waiting: VecDeque::new(),
             active: (0..slots).map(|_| None).collect(),
             admitted: vec![0; slots],
@@ -260,26 +307,42 @@ impl Loop {
         lock(&self.shared.stats)
     }
 
+    /// Tells observers; what they fail with is logged and changes nothing.
+    fn observe(&self, what: u32, tell: impl Fn(&ObserverObject) -> Result<(), OpError>) {
+        for (h, _) in self.observers.iter().filter(|(_, wants)| wants & what != 0) {
+            if let Err(error) = h.call(&tell) {
+                tracing::warn!("{error}");
+            }
+        }
+    }
+
     fn run(mut self) {
+        self.rank.core.hooks().thread("round");
         let mut held = false;
         while !self.stop {
-            self.receive(held);
-            if self.stop {
-                break;
-            }
-            let ran = match self.plan() {
-                Ok(plan) if plan.is_idle() => {
-                    held = true;
+            let ran = self.receive(held).and_then(|()| {
+                if self.stop {
+                    return Ok(false);
+                }
+                let plan = self.plan().map_err(|e| e.to_string())?;
+                if plan.is_idle() {
                     // A round that was not run took no time: planners count each round's once.
                     self.last = Report::default();
-                    continue;
+                    return Ok(true);
                 }
-                Ok(plan) => self.round(plan),
-                Err(error) => Err(error.to_string()),
-            };
-            held = false;
-            if let Err(reason) = ran {
-                self.stats().fatal.get_or_insert(reason);
+                self.round(plan).map(|()| false)
+            });
+            match ran {
+                Ok(idle) => held = idle,
+                Err(reason) => {
+                    self.stats().fatal.get_or_insert_with(|| reason.clone());
+                    // The other ranks end with the reason, too, unless they have one already.
+                    self.rank.world.fail(reason);
+                    break;
+                }
+            }
+            if self.shared.hung.load(Ordering::Acquire) {
+                // The hook that hung has come back: everybody was answered already.
                 break;
             }
         }
@@ -287,18 +350,24 @@ impl Loop {
     }
 
     /// Takes in what has arrived; sleeps when there is nothing else to do, shortly when requests are held back.
-    fn receive(&mut self, held: bool) {
-        let idle = self.waiting.is_empty() && self.active.iter().all(Option::is_none);
-        let first = match (idle, held) {
-            (true, _) => self.receiver.recv().ok(),
-            (false, true) => self.receiver.recv_timeout(HELD).ok(),
-            (false, false) => None,
-        };
-        if idle && first.is_none() {
-            self.stop = true;
+    fn receive(&mut self, held: bool) -> Result<(), String> {
+        let running = self.active.iter().flatten().count();
+        if self.waiting.is_empty() && running == 0 {
+            let came = self.inbox.idle().map_err(|e| e.to_string())?;
+            self.stop |= !came;
+        } else if held {
+            self.inbox.held();
         }
-        let arrived: Vec<Message> = first.into_iter().chain(self.receiver.try_iter()).collect();
-        for message in arrived {
+        self.take_in();
+        if !self.waiting.is_empty() && !self.stop {
+            self.inbox.gather(self.waiting.len(), running).map_err(|e| e.to_string())?;
+            self.take_in();
+        }
+        Ok(())
+    }
+
+    fn take_in(&mut self) {
+        while let Some(message) = self.inbox.next() {
             match message {
                 Message::Job(job) => self.arrive(*job),
                 Message::Stop => self.stop = true,
@@ -308,13 +377,8 @@ impl Loop {
 
     /// Queues a request, once the arithmetic of its knobs is known.
     fn arrive(&mut self, mut job: Job) {
-        for h in &self.rank.core.hooks().observers {
-            if h.hook.interests().is_ok_and(|i| i & interest::REQUEST != 0)
-                && let Err(error) = h.call(|o| o.arrived(job.number, Slice::from(&job.request.ids[..])))
-            {
-                tracing::warn!("{error}");
-            }
-        }
+        let ids = Slice::from(&job.request.ids[..]);
+        self.observe(interest::REQUEST, |o| o.arrived(job.number, ids));
         match self.rank.core.tag(&job.knobs) {
             Ok(tag) => {
                 job.tag = Some(tag);
@@ -373,7 +437,7 @@ impl Loop {
         if reason.is_none() {
             self.rank.world.goodbye();
         }
-        let late = self.receiver.try_iter().filter_map(|m| match m {
+        let late = std::iter::from_fn(|| self.inbox.next()).filter_map(|m| match m {
             Message::Job(job) => Some(*job),
             Message::Stop => None,
         });

@@ -1,6 +1,7 @@
 //! The exchange after a forward: every rank's status and best candidates, on every rank.
 
 use crate::core::{Core, Forward};
+use crate::program::Read;
 
 /// What all ranks know after the exchange.
 pub struct Exchanged {
@@ -53,7 +54,9 @@ pub fn exchange(core: &mut Core, forward: &Forward, riders: &[u32]) -> Result<Ex
     let width = forward.candidates(core.config().vocab_size.div_ceil(ranks));
     let message = encode(forward, &mine, rows, width, riders);
     let mut all = vec![0; message.len() * ranks];
+    let waits = core.exchanging().begin();
     comm.gather(&message, &mut all)?;
+    drop(waits);
     decode(ranks, &all, message.len(), rows, width, riders.len())
 }
 
@@ -61,10 +64,10 @@ fn candidates(core: &mut Core, forward: &Forward, rows: usize) -> Vec<Vec<(f32, 
     if rows == 0 || forward.failure.is_some() {
         return vec![Vec::new(); rows];
     }
-    let Some(ids) = core.output(forward, "ids").map(<[f32]>::to_vec) else {
+    let Some(ids) = core.read(forward, Read::Ids).map(<[f32]>::to_vec) else {
         return vec![Vec::new(); rows];
     };
-    let values = core.output(forward, "values").unwrap_or(&[]);
+    let values = core.read(forward, Read::Values).unwrap_or(&[]);
     let width = values.len() / rows;
     let pairs: Vec<(f32, u32)> = values.iter().zip(&ids).map(|(v, id)| (*v, id.to_bits())).collect();
     pairs.chunks(width.max(1)).map(<[_]>::to_vec).collect()

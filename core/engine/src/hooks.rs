@@ -1,18 +1,85 @@
 //! Every hook of every plugin, in list order, as the engine and the host use them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use plugfold_abi::boundary::{Interface, Mismatch, Offer};
 use plugfold_abi::points::{
-    CommandObject, DraftCutObject, DraftPolicy, DraftPolicyObject, DrafterObject, FieldsObject,
-    LayoutLinkObject, LimitsLinkObject, ObserverObject, PlannerObject, PreparedStoreObject, PromptLinkObject,
-    ReplyLinkObject, RequestLinkObject, RiderObject, SectionObject, SpansObject, StatePartObject,
-    StoreObject, StreamLinkObject, TransportObject, WeightBuilderObject, WeightLinkObject, WordsObject,
+    CaptureObject, CommandObject, DraftCutObject, DraftPolicy, DraftPolicyObject, DrafterObject,
+    ExecutorObject, FieldsObject, LayoutLinkObject, LimitsLinkObject, MapperObject, Observer, ObserverObject,
+    PlanWaitObject, PlannerObject, PreparedStoreObject, PromptLinkObject, ReplyLinkObject, RequestLinkObject,
+    RiderObject, RoundDriverObject, SectionObject, SpansObject, StatePartObject, StoreObject,
+    StreamLinkObject, TransportObject, WeightBuilderObject, WeightLinkObject, WordsObject, interest,
 };
-use plugfold_abi::{ErrorKind, Maybe, OpError, PassObject, ProviderObject, Text};
+use plugfold_abi::{ErrorKind, Maybe, OpError, PassObject, ProviderObject, Text, TextBuf};
 
 use crate::knobs::Knobs;
 use crate::service::EngineError;
+
+/// How often a hook was entered and left: what a watch over hooks looks at, so that a call costs two additions.
+#[derive(Debug, Default)]
+pub struct Calls {
+    begun: AtomicU64,
+    ended: AtomicU64,
+    asleep: AtomicBool,
+}
+
+impl Calls {
+    /// A call begins; it ends when this is dropped.
+    pub fn enter(&self) -> Entered<'_> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        Entered(self)
+    }
+    /// How many have ended, where one runs that is not asleep.
+    pub fn running(&self) -> Option<u64> {
+        let ended = self.ended.load(Ordering::Relaxed);
+        let runs = self.begun.load(Ordering::Relaxed) != ended && !self.asleep.load(Ordering::Relaxed);
+        runs.then_some(ended)
+    }
+    /// Runs a sleep that the present call was promised: however long it takes, the hook does not hang.
+    pub fn sleep<T>(&self, sleep: impl FnOnce() -> T) -> T {
+        self.asleep.store(true, Ordering::Relaxed);
+        let out = sleep();
+        self.ended.fetch_add(1, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        self.asleep.store(false, Ordering::Relaxed);
+        out
+    }
+}
+
+/// A call that runs.
+pub struct Entered<'a>(&'a Calls);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Whether a rank may be waiting for others: then a hook that has not returned may not be the one at fault.
+#[derive(Debug, Default)]
+pub struct Exchanging(AtomicBool);
+
+impl Exchanging {
+    /// An exchange begins; it ends when this is dropped.
+    pub fn begin(&self) -> Exchange<'_> {
+        self.0.store(true, Ordering::Relaxed);
+        Exchange(self)
+    }
+    /// Whether one runs.
+    pub fn runs(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// An exchange that runs.
+pub struct Exchange<'a>(&'a Exchanging);
+
+impl Drop for Exchange<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Relaxed);
+    }
+}
 
 /// A hook with the plugin that brought it.
 pub struct Hooked<T> {
@@ -22,11 +89,14 @@ pub struct Hooked<T> {
     pub over: Arc<[String]>,
     /// The hook.
     pub hook: Arc<T>,
+    /// Its calls.
+    pub calls: Arc<Calls>,
 }
 
 impl<T> Clone for Hooked<T> {
     fn clone(&self) -> Self {
-        Self { owner: self.owner.clone(), over: self.over.clone(), hook: self.hook.clone() }
+        let (owner, over) = (self.owner.clone(), self.over.clone());
+        Self { owner, over, hook: self.hook.clone(), calls: self.calls.clone() }
     }
 }
 
@@ -40,6 +110,7 @@ impl<T> Hooked<T> {
     /// # Errors
     /// What the hook failed with.
     pub fn call<R>(&self, call: impl FnOnce(&T) -> Result<R, OpError>) -> Result<R, HookError> {
+        let _busy = self.calls.enter();
         call(&self.hook).map_err(|e| self.named(&e))
     }
 }
@@ -102,11 +173,18 @@ macro_rules! hooks {
                 match offer.interface() {
                     $(<$object>::NAME => {
                         let hook = Arc::new(offer.take::<$object>()?);
-                        self.$field.push(Hooked { owner, over, hook });
+                        self.$field.push(Hooked { owner, over, hook, calls: Arc::default() });
                         Ok(())
                     })*
                     other => Err(OfferError::Unknown { interface: other.into(), version: offer.version() }),
                 }
+            }
+
+            /// The calls of every hook, with its plugin and its kind.
+            pub fn calls(&self) -> Vec<(Arc<str>, &'static str, Arc<Calls>)> {
+                let mut all = Vec::new();
+                $(all.extend(self.$field.iter().map(|h| (h.owner.clone(), <$object>::NAME, h.calls.clone())));)*
+                all
             }
 
             /// How many hooks of each kind there are: (interface, plugin) in order.
@@ -128,6 +206,8 @@ hooks! {
     limits: LimitsLinkObject,
     /// Links of `cache.layout`.
     layouts: LayoutLinkObject,
+    /// Maps of paged families.
+    mappers: MapperObject,
     /// Shape words.
     words: WordsObject,
     /// Round-table fields.
@@ -154,6 +234,14 @@ hooks! {
     riders: RiderObject,
     /// Transports.
     transports: TransportObject,
+    /// Executors.
+    executors: ExecutorObject,
+    /// Links of `capture`.
+    captures: CaptureObject,
+    /// Ways to wait.
+    waits: PlanWaitObject,
+    /// Round drivers.
+    drivers: RoundDriverObject,
     /// Links of `weight.source`.
     weights: WeightLinkObject,
     /// Builders of weights.
@@ -172,6 +260,66 @@ hooks! {
     replies: ReplyLinkObject,
 }
 
+/// Finds what is chosen by name among the hooks of one kind, whose names must be their own.
+///
+/// # Errors
+/// Two of one name, or none of the one that is asked for; says what there are.
+pub fn chosen<'h, T>(
+    all: &'h [Hooked<T>],
+    kind: &str,
+    name: Option<&str>,
+    of: impl Fn(&T) -> Result<TextBuf, OpError>,
+) -> Result<Option<&'h Hooked<T>>, ChoiceError> {
+    let mut names: Vec<String> = Vec::new();
+    let mut found = None;
+    for h in all {
+        let own = h.call(&of)?.to_string();
+        if names.contains(&own) {
+            let (kind, owner) = (kind.to_owned(), h.owner.to_string());
+            return Err(ChoiceError::Twice { kind, name: own, owner });
+        }
+        if Some(own.as_str()) == name {
+            found = Some(h);
+        }
+        names.push(own);
+    }
+    match (name, found) {
+        (Some(name), None) => {
+            let there = if names.is_empty() { "none".into() } else { names.join(", ") };
+            Err(ChoiceError::Missing { kind: kind.into(), name: name.into(), there })
+        }
+        _ => Ok(found),
+    }
+}
+
+/// What is chosen by name cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ChoiceError {
+    /// Two plugins bring one name.
+    #[error("two plugins bring {kind} `{name}` (the second is {owner}): take one off the list")]
+    Twice {
+        /// What is chosen.
+        kind: String,
+        /// The name.
+        name: String,
+        /// Who brings it a second time.
+        owner: String,
+    },
+    /// Nobody brings it.
+    #[error("no loaded plugin brings the {kind} `{name}`; there are: {there}")]
+    Missing {
+        /// What is chosen.
+        kind: String,
+        /// The name.
+        name: String,
+        /// Names that there are.
+        there: String,
+    },
+    /// A plugin that cannot say its name.
+    #[error(transparent)]
+    Hook(#[from] HookError),
+}
+
 impl Hooks {
     /// Takes a hook that is part of this program, under a plugin's id; for tests and built-in hooks.
     ///
@@ -179,6 +327,16 @@ impl Hooks {
     /// As [`Hooks::add`].
     pub fn add_object<I: Interface>(&mut self, owner: &str, object: I) -> Result<(), OfferError> {
         self.add(owner, &[], Offer::of(object))
+    }
+
+    /// Tells observers that the present thread has started, in a role. What they fail with is logged.
+    pub fn thread(&self, role: &str) {
+        for h in &self.observers {
+            let wants = h.call(Observer::interests).is_ok_and(|wants| wants & interest::THREAD != 0);
+            if wants && let Err(error) = h.call(|o| o.thread(Text::from(role))) {
+                tracing::warn!("{error}");
+            }
+        }
     }
 
     /// The draft policy in force for what a request asks for; empty asks for the server's own. Without a policy plugin there
@@ -218,7 +376,7 @@ impl Hooks {
 mod tests {
     use super::*;
     use plugfold_abi::points::{Choice, SequenceFacts};
-    use plugfold_abi::{List, Slice, TextBuf};
+    use plugfold_abi::{List, Slice};
 
     struct Three;
     impl DraftPolicy for Three {

@@ -105,6 +105,13 @@ impl Knobs {
         each.map(|((s, v), d)| if s.effect.claims() { v.clone() } else { d.clone() }).collect()
     }
 
+    /// Whether `shape` is what [`Knobs::of_shape`] gives for folded values.
+    pub fn is_of_shape(&self, shape: &[KnobValue], folded: &[KnobValue]) -> bool {
+        let each = self.specs.iter().zip(folded).zip(self.defaults.iter());
+        shape.len() == self.specs.len().min(folded.len()).min(self.defaults.len())
+            && each.zip(shape).all(|(((s, v), d), have)| have == if s.effect.claims() { v } else { d })
+    }
+
     /// The values that decide bits: what a tag is computed for.
     pub fn of_bits(&self, values: &[KnobValue]) -> Vec<KnobValue> {
         let each = self.specs.iter().zip(values);

@@ -21,6 +21,7 @@ pub mod split;
 pub mod state;
 pub mod transport;
 pub mod vision;
+pub mod watchdog;
 pub mod weights;
 
 /// Digest of this crate's sources: loading, splitting and layout of weights are among them.

@@ -6,6 +6,7 @@
 
 use crate::core::{Core, Forward};
 use crate::exchange::ExchangeError;
+use crate::program::Read;
 
 /// Most alternatives a request may ask for at each position.
 pub const MAX_TOP: u32 = 20;
@@ -55,7 +56,7 @@ pub(crate) fn logprobs(
         return Ok(Vec::new());
     }
     let share = core.split().share(core.config().vocab_size);
-    let logits = core.output(forward, "logits").unwrap_or(&[]);
+    let logits = core.read(forward, Read::Logits).unwrap_or(&[]);
     let mut mine = Vec::with_capacity(asks.len() * WIDTH);
     for ask in asks {
         let row = logits.get(ask.row * share.len()..(ask.row + 1) * share.len()).unwrap_or(&[]);
@@ -67,6 +68,7 @@ pub(crate) fn logprobs(
         None => mine,
         Some(comm) => {
             let mut all = vec![0; mine.len() * core.split().ranks];
+            let _waits = core.exchanging().begin();
             comm.gather(&mine, &mut all)?;
             all
         }

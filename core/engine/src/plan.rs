@@ -48,6 +48,8 @@ pub struct Admission {
     pub resume: Resume,
     /// Positions at which its prefill leaves snapshots, ascending.
     pub marks: Vec<usize>,
+    /// Why, mark by mark; none where nobody says.
+    pub reasons: Vec<String>,
 }
 
 /// Where a prefill begins.
@@ -92,6 +94,12 @@ impl Admission {
             min_p: self.min_p,
             seed: self.seed,
         }
+    }
+
+    /// Why a snapshot is wanted at a position.
+    pub fn reason(&self, at: usize) -> &str {
+        let place = self.marks.iter().position(|m| *m == at);
+        place.and_then(|i| self.reasons.get(i)).map_or("", String::as_str)
     }
 
     /// Rows of attachments as the plan carries them.

@@ -3,22 +3,24 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use plugfold_abi::points::{
-    BootPhase, Limits, LimitsLink, Observer, ObserverObject, SequencesObject, SlotMemory, Store, interest,
+    Bell, BellObject, BootPhase, Limits, LimitsLink, Observer, ObserverObject, PlanWait, RoundDriver,
+    SequencesObject, SlotMemory, Store, interest,
 };
-use plugfold_abi::{Phase, Text};
+use plugfold_abi::{OpError, Phase, Text};
 use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, SequencesOf, Want};
-use crate::hooks::{HookError, Hooked, Hooks};
+use crate::hooks::{Calls, ChoiceError, HookError, Hooked, Hooks, chosen};
 use crate::memory::free_bytes;
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
 use crate::rounds::{Report, RoundError, Rounds};
 use crate::split::Split;
 use crate::transport;
+use crate::watchdog::{Hung, Watchdog};
 use crate::weights::Origin;
 
 /// Settings that every rank must be started with alike.
@@ -38,6 +40,18 @@ pub struct Options {
     pub allow_nan: bool,
     /// Name of the transport of collectives; `None`: the built-in one, over TCP.
     pub transport: Option<String>,
+    /// Name of the executor of programs; `None`: their steps run one after another.
+    #[serde(default)]
+    pub executor: Option<String>,
+    /// Name of the way to wait for the next round; `None`: asleep.
+    #[serde(default)]
+    pub plan_wait: Option<String>,
+    /// Name of who runs rounds; `None`: their parts run one after another.
+    #[serde(default)]
+    pub round_driver: Option<String>,
+    /// Milliseconds after which a hook that has not returned ends the engine; 0: never.
+    #[serde(default)]
+    pub hook_limit_ms: u64,
 }
 
 impl Options {
@@ -51,6 +65,10 @@ impl Options {
             prefill_rows: 64,
             allow_nan: false,
             transport: None,
+            executor: None,
+            plan_wait: None,
+            round_driver: None,
+            hook_limit_ms: 120_000,
         }
     }
 }
@@ -129,6 +147,7 @@ impl Rank {
             slots: options.slots,
             window_rows: options.window_rows,
             allow_nan: options.allow_nan,
+            executor: options.executor.clone(),
             ..core_options
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
@@ -164,7 +183,14 @@ impl Rank {
         // After the settings of plugins, which say more about a difference.
         digest.add("weights as plugins change them", core.changed_weights());
         digest.compare(&world)?;
+        let driver = options.round_driver.as_deref();
+        let driver = chosen(&hooks.drivers, "round driver", driver, RoundDriver::name).map_err(refused)?;
+        chosen(&hooks.waits, "way to wait", options.plan_wait.as_deref(), PlanWait::name).map_err(refused)?;
         let rounds = Rounds::new(&core, options.prefill_rows, limits.prefill_rows_max as usize)?;
+        let rounds = rounds.driven_by(driver);
+        if !hooks.observers.is_empty() {
+            rayon::broadcast(|_| hooks.thread("worker"));
+        }
         Ok(Self { core, world, rounds, limits, options })
     }
 
@@ -177,11 +203,38 @@ impl Rank {
     ///
     /// # Errors
     /// What ends the engine; every rank ends with the same.
-    pub fn follow(mut self) -> Result<(), StartError> {
-        while let Some(message) = self.world.receive()? {
+    pub fn follow(self) -> Result<(), StartError> {
+        self.follow_or(|_| {})
+    }
+
+    /// As [`Rank::follow`]. `hung` is told, on another thread, of a hook that never returns: the other ranks have ended then,
+    /// and this call will not come back.
+    ///
+    /// # Errors
+    /// As [`Rank::follow`], and when the system gives no thread.
+    pub fn follow_or(mut self, hung: impl FnOnce(&Hung) + Send + 'static) -> Result<(), StartError> {
+        let guard = self.world.guard();
+        let _watchdog = self
+            .watch(move |found| {
+                tracing::error!("{found}: all ranks end");
+                guard.fail(found.to_string());
+                hung(&found);
+            })
+            .map_err(|e| StartError::Options(format!("the watch over hooks does not start: {e}")))?;
+        let hooks = self.core.hooks().clone();
+        hooks.thread("round");
+        let name = self.options.plan_wait.as_deref();
+        let wait = chosen(&hooks.waits, "way to wait", name, PlanWait::name).map_err(refused)?;
+        loop {
+            if let Some(h) = wait {
+                let bell = FollowerBell { world: &self.world, calls: &h.calls };
+                let waited = h.call(|w| w.follow(&BellObject::lend(&bell)));
+                waited.map_err(|e| self.give_up(e.into()))?;
+            }
+            let Some(message) = self.world.receive()? else { break };
             let order = postcard::from_bytes(&message).map_err(|e| StartError::Message(e.to_string()))?;
             let done = match order {
-                Order::Round(plan) => self.rounds.run(&mut self.core, &self.world, plan).map(|_| ()),
+                Order::Round(plan) => self.round(plan).map(|_| ()),
                 Order::Trace { ids, chunk, streams } => {
                     trace(&mut self.core, &ids, chunk, streams).map(|_| ())
                 }
@@ -192,6 +245,13 @@ impl Rank {
         }
         self.world.goodbye();
         Ok(())
+    }
+
+    /// Watches this rank's hooks from another thread.
+    pub(crate) fn watch(&self, hung: impl FnOnce(Hung) + Send + 'static) -> std::io::Result<Watchdog> {
+        let (guard, exchanging) = (self.world.guard(), self.core.exchanging().clone());
+        let limit = Duration::from_millis(self.options.hook_limit_ms);
+        Watchdog::start(self.core.hooks(), limit, move || exchanging.runs() || guard.waits(), hung)
     }
 
     /// Runs a plan on this rank; a panic in it becomes the reason that ends all ranks.
@@ -282,6 +342,26 @@ impl<'h> Boot<'h> {
     }
 }
 
+fn refused(error: ChoiceError) -> StartError {
+    StartError::Options(error.to_string())
+}
+
+/// What a follower's way to wait listens to.
+struct FollowerBell<'a> {
+    world: &'a World,
+    calls: &'a Calls,
+}
+
+impl Bell for FollowerBell<'_> {
+    fn sleep(&self, seconds: f64) -> Result<bool, OpError> {
+        let within = Duration::try_from_secs_f64(seconds.max(0.0)).ok();
+        self.calls.sleep(|| self.world.arrived(within)).map_err(|e| OpError::fatal(e.to_string()))
+    }
+    fn arrived(&self) -> Result<u32, OpError> {
+        self.sleep(0.0).map(u32::from)
+    }
+}
+
 /// The sizes asked for, as plugins raise them.
 ///
 /// # Errors
@@ -362,6 +442,9 @@ fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<Setting
     digest.add("largest prefill chunk", &limits.prefill_rows_max);
     digest.add("prompt piece", &limits.piece);
     digest.add("transport", options.transport.as_deref().unwrap_or("built in"));
+    digest.add("executor", options.executor.as_deref().unwrap_or("built in"));
+    digest.add("way to wait", options.plan_wait.as_deref().unwrap_or("built in"));
+    digest.add("round driver", options.round_driver.as_deref().unwrap_or("built in"));
     for (interface, owner) in core.hooks().list() {
         digest.add(format!("hooks of kind {interface}"), owner);
     }

@@ -1,6 +1,7 @@
 //! A round on one rank: the same on every rank, from the plan and what was exchanged alone.
 
 mod agree;
+mod course;
 mod drafting;
 mod forwards;
 mod keep;
@@ -9,11 +10,11 @@ mod steps;
 mod window;
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use plugfold_abi::points::ObserverObject;
-use plugfold_abi::points::{Observer, Section, SequenceEvent, Store, interest};
-use plugfold_abi::{OpError, Slice};
+use plugfold_abi::points::{
+    Observer, ObserverObject, RoundDriverObject, Section, SequenceEvent, Store, interest,
+};
+use plugfold_abi::{ErrorKind, OpError, Slice};
 
 use crate::core::{CommitError, Core, LoadError, SequencesOf};
 use crate::exchange::ExchangeError;
@@ -25,9 +26,13 @@ use crate::program::ResolveError;
 use crate::ranks::{RankError, World};
 use crate::sampling::draw;
 
+use course::Course;
 use drafting::{Drafting, Miss};
 pub use keep::Kept;
 use steps::{Fault, Steps};
+
+/// Sequences of a round for which nothing is allocated.
+const FEW: usize = 8;
 
 /// What happened to a slot in a round.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,6 +153,8 @@ pub struct Rounds {
     words: Vec<u32>,
     drafting: Drafting,
     hooks: Arc<Hooks>,
+    /// Who takes the parts of a round; `None`: they run one after another.
+    driver: Option<Hooked<RoundDriverObject>>,
     observers: Vec<(Hooked<ObserverObject>, u32)>,
     /// Failures of hooks on this rank since the ranks last agreed.
     faults: Vec<Fault>,
@@ -177,11 +184,19 @@ impl Rounds {
             steps: Steps::new(drafting.shared()),
             drafting,
             hooks,
+            driver: None,
             observers,
             faults: Vec::new(),
             chunk,
             chunk_most: most.max(chunk),
         })
+    }
+
+    /// Has rounds run by a driver.
+    #[must_use]
+    pub fn driven_by(mut self, driver: Option<&Hooked<RoundDriverObject>>) -> Self {
+        self.driver = driver.cloned();
+        self
     }
 
     /// Names of the drafters, by index.
@@ -207,38 +222,11 @@ impl Rounds {
             };
             h.call(|s| s.read(plan.round, Slice::from(&bytes[..])))?;
         }
-        for slot in plan.cancels {
-            self.end(core, slot);
+        let mut course = Course::of(plan);
+        if let Some(driver) = self.driver.clone() {
+            course.drive(&driver, self, core, world)?;
         }
-        let mut out = Report::default();
-        for admission in plan.admissions {
-            let slot = admission.slot;
-            let outcome = self.admit(core, world, admission)?;
-            out.outcomes.push((slot, outcome));
-        }
-        let started = Instant::now();
-        let mut rows = 0;
-        for piece in plan.pieces {
-            let before = core.slot(piece.slot).len();
-            let outcome = self.prefill(core, world, piece)?;
-            rows += core.slot(piece.slot).len().saturating_sub(before);
-            out.outcomes.push((piece.slot, outcome));
-        }
-        out.piece_s = if rows > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
-        let started = Instant::now();
-        let (window_rows, decoded) = self.decode(core, world, &plan.decode, &mut out.outcomes)?;
-        out.decode_s = if decoded > 0 { started.elapsed().as_secs_f64() } else { 0.0 };
-        if self.watched(interest::ROUND) {
-            let done = plugfold_abi::points::RoundDone {
-                round: plan.round,
-                prefill_rows: rows as u32,
-                decoded: decoded as u32,
-                window_rows: window_rows as u32,
-                kept: kept_tokens(&out.outcomes),
-            };
-            self.observe(interest::ROUND, |o| o.round(&done));
-        }
-        Ok(out)
+        course.finish(self, core, world)
     }
 
     /// Gives a sequence its slot and resumes what its plan says. What one rank cannot resume, none does.
@@ -290,7 +278,10 @@ impl Rounds {
                 let found =
                     self.kept[slot].iter().find(|k| k.resumes(&admission.ids) == Some(*length)).cloned();
                 match found {
-                    Some(kept) => core.restore(&kept.snapshot)?,
+                    Some(kept) => core.restore(&kept.snapshot).unwrap_or_else(|error| {
+                        tracing::warn!("{error}: prefilling from the first token");
+                        false
+                    }),
                     None => false,
                 }
             }
@@ -300,15 +291,21 @@ impl Rounds {
                         "a plan with store {store}, which is not loaded here"
                     )));
                 };
-                let mine = h.call(Store::digest)?;
-                if mine != *digest {
-                    return Err(RoundError::Hook(h.named(&OpError::fatal(format!(
-                        "its index differs between ranks: {mine:016x} here, {digest:016x} on rank 0"
-                    )))));
+                let ran = h.call(Store::digest).and_then(|mine| {
+                    if mine != *digest {
+                        return Err(h.named(&OpError::fatal(format!(
+                            "its index differs between ranks: {mine:016x} here, {digest:016x} on rank 0"
+                        ))));
+                    }
+                    let sequences = SequencesOf::new(core);
+                    let lent = plugfold_abi::points::SequencesObject::lend(&sequences);
+                    h.call(|s| s.resume(*ticket, slot as u32, &lent))
+                });
+                if let Err(error) = &ran
+                    && error.error.kind == ErrorKind::Fatal
+                {
+                    return Err(RoundError::Hook(error.clone()));
                 }
-                let sequences = SequencesOf::new(core);
-                let lent = plugfold_abi::points::SequencesObject::lend(&sequences);
-                let ran = h.call(|s| s.resume(*ticket, slot as u32, &lent));
                 ran.unwrap_or_else(|error| {
                     tracing::warn!("{error}: prefilling from the first token");
                     false
@@ -326,9 +323,11 @@ impl Rounds {
     /// Frees a slot. What the slot keeps stays until another sequence overwrites it.
     fn end(&mut self, core: &Core, slot: usize) {
         let Some(running) = self.running[slot].take() else { return };
-        if running.admission.draft {
-            let told = self.drafting.ended(slot);
-            self.note(slot, told);
+        if running.admission.draft
+            && let Err(error) = self.drafting.ended(slot)
+        {
+            // Nobody is left to fail: the slot's next sequence has no part in it.
+            tracing::warn!("{error}");
         }
         let event = SequenceEvent::Ended { length: core.slot(slot).len() as u32 };
         self.observe(interest::SEQUENCE, |o| o.sequence(slot as u32, &event));
@@ -376,9 +375,4 @@ impl Rounds {
         }
         Ok(())
     }
-}
-
-fn kept_tokens(outcomes: &[(usize, Outcome)]) -> u32 {
-    let of = |o: &Outcome| if let Outcome::Tokens { tokens, .. } = o { tokens.len() } else { 0 };
-    outcomes.iter().map(|(_, o)| of(o) as u32).sum()
 }

@@ -95,6 +95,15 @@ struct Store {
     memory: Vec<[u64; 8]>,
 }
 
+/// Where a row of a family lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Slot of the table: with pages not always that of the sequence.
+    pub slot: u32,
+    /// Row of the slot.
+    pub row: u32,
+}
+
 /// The memory of all families, allocated once.
 pub struct CacheTable {
     families: Vec<Family>,
@@ -196,58 +205,79 @@ impl CacheTable {
         self.families.get(family).map_or(0, |f| f.row_bytes as usize * f.layers.len())
     }
 
-    /// Copies rows of a slot, all layers of a row together, to the end of `out`. `None`: no such rows.
-    pub fn gather(&self, slot: u32, family: usize, first: u32, rows: u32, out: &mut Vec<u8>) -> Option<()> {
-        let stores = self.stores_of(family, first, rows)?;
-        let at = SlotState { slot, parity: 0 };
-        out.reserve(rows as usize * self.stacked_row_bytes(family));
-        for row in first..first + rows {
+    /// Copies rows, all layers of a row together, to the end of `out`. `None`: no such rows.
+    pub fn gather(&self, family: usize, rows: &[Place], out: &mut Vec<u8>) -> Option<()> {
+        let stores = self.stores_of(family, rows)?;
+        out.reserve(rows.len() * self.stacked_row_bytes(family));
+        for place in rows {
             for store in &stores {
                 let view = self.view_of(store);
+                let from = view.row_ptr(SlotState { slot: place.slot, parity: 0 }, place.row).cast_const();
                 // SAFETY: `&self`, and rows are written through `&mut self` or by a forward, which has the table alone.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts(view.row_ptr(at, row).cast_const(), view.row_bytes as usize)
-                };
+                let bytes = unsafe { std::slice::from_raw_parts(from, view.row_bytes as usize) };
                 out.extend_from_slice(bytes);
             }
         }
         Some(())
     }
 
-    /// The opposite of [`CacheTable::gather`]. `None`: no such rows, or bytes that are not whole rows.
-    pub fn scatter(&mut self, slot: u32, family: usize, first: u32, bytes: &[u8]) -> Option<()> {
+    /// How many rows bytes are; `None`: not whole ones.
+    pub fn rows_in(&self, family: usize, bytes: &[u8]) -> Option<u32> {
         let size = self.stacked_row_bytes(family);
-        let rows = bytes.len().checked_div(size).filter(|n| n * size == bytes.len())? as u32;
-        let stores = self.stores_of(family, first, rows)?;
-        let at = SlotState { slot, parity: 0 };
+        bytes.len().checked_div(size).filter(|n| n * size == bytes.len()).map(|n| n as u32)
+    }
+
+    /// The opposite of [`CacheTable::gather`]. `None`: no such rows, or another number of bytes.
+    pub fn scatter(&mut self, family: usize, rows: &[Place], bytes: &[u8]) -> Option<()> {
+        self.rows_in(family, bytes).filter(|n| *n as usize == rows.len())?;
+        let stores = self.stores_of(family, rows)?;
         let mut rest = bytes;
-        for row in first..first + rows {
+        for place in rows {
             for store in &stores {
                 let view = self.view_of(store);
                 let (mine, after) = rest.split_at(view.row_bytes as usize);
+                let to = view.row_ptr(SlotState { slot: place.slot, parity: 0 }, place.row);
                 // SAFETY: `&mut self` keeps every other reader and writer away; the row lies inside its family.
-                unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), view.row_ptr(at, row), mine.len()) };
+                unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), to, mine.len()) };
                 rest = after;
             }
         }
         Some(())
     }
 
-    fn stores_of(&self, family: usize, first: u32, rows: u32) -> Option<Vec<&Store>> {
+    fn stores_of(&self, family: usize, rows: &[Place]) -> Option<Vec<&Store>> {
         let f = self.families.get(family)?;
-        let inside = first.checked_add(rows).is_some_and(|end| end <= f.rows);
+        let inside = rows.iter().all(|place| place.row < f.rows && (place.slot as usize) < self.slots);
         // Rows of a ring are named by their place; where positions lie in it is its owner's to know.
-        let by_place = matches!(f.addressing, Addressing::Linear | Addressing::Ring);
+        let by_place = matches!(f.addressing, Addressing::Linear | Addressing::Paged | Addressing::Ring);
         (inside && by_place).then(|| self.stores.iter().filter(|s| s.family == family).collect())
     }
 
     /// Everything that decides a sequence's future: its committed state and all rows below its length, layer by layer.
     /// Equal sequences have equal images; tests compare them bit for bit.
-    pub fn image(&mut self, at: SlotState, length: usize, owner: Owner) -> Vec<(String, Vec<u32>)> {
+    ///
+    /// `paged`: where rows of a paged family lie, by its index and how many are wanted.
+    pub fn image(
+        &mut self,
+        at: SlotState,
+        length: usize,
+        owner: Owner,
+        paged: impl Fn(usize, u32) -> Vec<Place>,
+    ) -> Vec<(String, Vec<u32>)> {
         let mut out = Vec::new();
         for store in &self.stores {
             let f = &self.families[store.family];
             let view = self.view_of(store);
+            if f.addressing == Addressing::Paged && f.owner == owner {
+                let mut bits = Vec::new();
+                for place in paged(store.family, length as u32 / f.positions_a_row) {
+                    let at = SlotState { slot: place.slot, parity: 0 };
+                    // SAFETY: as below.
+                    bits.extend(unsafe { view.read_f32(at, place.row, 1) }.iter().map(|v| v.to_bits()));
+                }
+                out.push((format!("{} layer {}", f.id, store.layer), bits));
+                continue;
+            }
             let (rows, parity) = match f.addressing {
                 Addressing::State if f.in_snapshot => (f.rows, at.parity),
                 Addressing::State => continue,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plugfold_abi::CommObject;
 use plugfold_abi::points::{ControlObject, Transport};
 
-use crate::hooks::Hooks;
+use crate::hooks::{Hooks, chosen};
 use crate::rank::StartError;
 use crate::ranks::World;
 
@@ -14,27 +14,8 @@ use crate::ranks::World;
 /// # Errors
 /// A name that no loaded plugin has, or a transport that cannot be opened.
 pub fn open(name: Option<&str>, hooks: &Hooks, world: &World) -> Result<Option<Arc<CommObject>>, StartError> {
-    let mut found = None;
-    let mut names = Vec::new();
-    for h in &hooks.transports {
-        let own = h.call(Transport::name)?.to_string();
-        if names.contains(&own) {
-            return Err(StartError::Options(format!(
-                "two plugins bring a transport called `{own}` (the second is {}): take one off the list",
-                h.owner
-            )));
-        }
-        if Some(own.as_str()) == name {
-            found = Some(h);
-        }
-        names.push(own);
-    }
-    if let (Some(name), None) = (name, found) {
-        return Err(StartError::Options(format!(
-            "no loaded plugin brings the transport `{name}`; there are: {}",
-            if names.is_empty() { "none".into() } else { names.join(", ") }
-        )));
-    }
+    let found = chosen(&hooks.transports, "transport", name, Transport::name)
+        .map_err(|e| StartError::Options(e.to_string()))?;
     if world.ranks() == 1 {
         return Ok(None);
     }

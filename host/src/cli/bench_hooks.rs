@@ -9,7 +9,7 @@ use plugfold::plugins::null;
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
-use plugfold_engine::rank::Rank;
+use plugfold_engine::rank::{Options, Rank};
 use plugfold_engine::ranks::World;
 use plugfold_engine::service::{Event, Request, Service as _};
 use serde_json::json;
@@ -59,21 +59,22 @@ impl HooksArgs {
         if self.pairs == 0 || self.steps == 0 || self.prompt == 0 {
             bail!("--pairs, --steps and --prompt: give at least 1 each");
         }
-        let setup = self.model.setup(json!({"slots": 1}))?;
+        // The plugins of the profile stay out: nothing is compared with a hook that does nothing.
+        let setup = self.model.setup_bare(json!({"slots": 1}))?;
         let settings = setup.settings();
         if settings.ranks != 1 {
             bail!("bench hooks measures one rank: leave out --ranks {}", settings.ranks);
         }
         let options = model::options(settings)?;
         model::threads(settings.threads, 1)?;
-        let start = |hooks: Hooks| -> anyhow::Result<Engine> {
+        let start = |options: &Options, hooks: Hooks| -> anyhow::Result<Engine> {
             let core = CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() };
-            Engine::start(Rank::load(&options, core, World::single())?).context("the engine does not start")
+            Engine::start(Rank::load(options, core, World::single())?).context("the engine does not start")
         };
-        // The plugins of the profile stay out: nothing is compared with a hook that does nothing.
         let hooks = null::hooks()?;
+        let chosen = null::options(options.clone());
         let count = hooks.list().len();
-        let (bare, hooked) = (start(Hooks::default())?, start(hooks)?);
+        let (bare, hooked) = (start(&options, Hooks::default())?, start(&chosen, hooks)?);
         let info = bare.info().clone();
         if self.prompt + self.steps + 1 > info.context {
             bail!(

@@ -170,6 +170,11 @@ impl ModelArgs {
         Setup::read(self, self.flags(more)?)
     }
 
+    /// As [`ModelArgs::setup`], without the plugins of the profile.
+    fn setup_bare(&self, more: impl Serialize) -> anyhow::Result<Setup> {
+        Setup::bare(self, self.flags(more)?)
+    }
+
     /// All settings that are flags.
     fn flags(&self, more: impl Serialize) -> anyhow::Result<serde_json::Map<String, serde_json::Value>> {
         let mut flags = serde_json::Map::new();

@@ -203,6 +203,10 @@ pub fn options(settings: &Settings) -> anyhow::Result<Options> {
         prefill_rows: settings.prefill_rows,
         allow_nan: settings.allow_nan,
         transport: settings.transport.clone(),
+        executor: settings.executor.clone(),
+        plan_wait: settings.plan_wait.clone(),
+        round_driver: settings.round_driver.clone(),
+        hook_limit_ms: (settings.hook_limit_s.max(0.0) * 1e3) as u64,
     })
 }
 
@@ -268,7 +272,11 @@ impl Follow {
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
         let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company)?;
         sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
-        rank.follow()?;
+        rank.follow_or(|_| {
+            // The other ranks know the reason; this process would never end.
+            std::thread::sleep(Duration::from_secs(1));
+            std::process::exit(1);
+        })?;
         drop(plugins);
         drop(sentinel);
         Ok(())

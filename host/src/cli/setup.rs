@@ -73,6 +73,17 @@ impl Setup {
         Ok(setup)
     }
 
+    /// As [`Setup::read`], without any plugin: what is listed is not looked for, and its knobs are not used.
+    ///
+    /// # Errors
+    /// Sources that are wrong.
+    pub fn bare(args: &ModelArgs, flags: serde_json::Map<String, serde_json::Value>) -> anyhow::Result<Self> {
+        let (mut sources, search) = sources(args, flags)?;
+        let all = sources.plugins.clone();
+        sources.leave_out(&all);
+        Self::of(sources, &search)
+    }
+
     fn of(sources: Sources, search: &Search) -> anyhow::Result<Self> {
         let chosen = choose(&sources.plugins, search, DEVICE)?;
         together(&chosen)?;

@@ -8,7 +8,7 @@ use plugfold_manifest::Manifest;
 const SERVED_BY: &[(&str, &[&str])] = &[
     ("weight.source", &["weight-link"]),
     ("limits", &["limits"]),
-    ("cache.layout", &["cache-layout"]),
+    ("cache.layout", &["cache-layout", "mapper"]),
     ("program", &["pass"]),
     ("request.rewrite", &["request"]),
     ("request.check", &["request", "draft-policy"]),
@@ -39,6 +39,13 @@ const SERVED_BY: &[(&str, &[&str])] = &[
     ("subcommand", &["command"]),
     ("drafter", &["drafter"]),
     ("transport", &["transport"]),
+    ("executor", &["executor"]),
+    ("capture", &["capture"]),
+    ("plan-wait", &["plan-wait"]),
+    ("round-driver", &["round-driver"]),
+    ("logits", &["pass"]),
+    ("launched", &["observer"]),
+    ("thread.started", &["observer"]),
 ];
 /// Drafters, stores, parts and policies are told of sequences without being observers.
 const TOLD_OF_SEQUENCES: &[&str] = &["observer", "drafter", "draft-policy", "part", "store"];
@@ -139,7 +146,8 @@ mod tests {
             (part, &[], &[], "lists a part"),
             (part, &["part"], &[], ""),
             ("points = [\"sequence.begun\"]", &["drafter"], &[], ""),
-            ("points = [\"capture\"]", &[], &[], ""),
+            ("points = [\"capture\"]", &[], &[], "registers no capture"),
+            ("points = [\"capture\"]", &["capture"], &[], ""),
         ];
         for (manifest, interfaces, operations, expected) in cases {
             let told = told(manifest, interfaces, operations);

@@ -13,14 +13,17 @@ use plugfold_abi::points::{
     WordsObject, interest,
 };
 use plugfold_abi::points::{
-    BatchFacts, Command, CommandObject, ControlObject, Figure, Matrix, MatrixRowsObject, Piece, Prepared,
-    PreparedKey, PreparedStore, PreparedStoreObject, WeightBuilder, WeightBuilderObject, WeightLayout,
+    BatchFacts, Capture, CaptureObject, Command, CommandObject, ControlObject, Executor, ExecutorObject,
+    Figure, Launch, Mapper, MapperObject, Matrix, MatrixRowsObject, Mode, Piece, PlanWait, PlanWaitObject,
+    Prepared, PreparedKey, PreparedStore, PreparedStoreObject, RoundDriver, RoundDriverObject, RoundFacts,
+    RoundPartsObject, StepsObject, WeightBuilder, WeightBuilderObject, WeightLayout,
 };
 use plugfold_abi::{
     BelowObject, Bits, Call, Claim, CommObject, DType, Granted, List, Maybe, OpError, Pass, PassContext,
     PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, SliceMut, Text, TextBuf, View,
 };
 use plugfold_engine::hooks::{Hooks, OfferError};
+use plugfold_engine::rank::Options;
 
 /// Owner of the null hooks.
 pub const NULL: &str = "null";
@@ -31,7 +34,9 @@ const ALL: u32 = interest::BOOT
     | interest::ROUND
     | interest::SEQUENCE
     | interest::OPERATION
-    | interest::REQUEST;
+    | interest::REQUEST
+    | interest::LAUNCHED
+    | interest::THREAD;
 
 /// One null hook at each point, and one null provider for each operation of the reference.
 ///
@@ -53,6 +58,7 @@ pub fn hooks() -> Result<Hooks, OfferError> {
     hooks.add_object(NULL, PassObject::new(Null))?;
     hooks.add_object(NULL, LimitsLinkObject::new(Null))?;
     hooks.add_object(NULL, LayoutLinkObject::new(Null))?;
+    hooks.add_object(NULL, MapperObject::new(Null))?;
     hooks.add_object(NULL, WordsObject::new(Null))?;
     hooks.add_object(NULL, FieldsObject::new(Null))?;
     hooks.add_object(NULL, PlannerObject::new(Null))?;
@@ -66,6 +72,10 @@ pub fn hooks() -> Result<Hooks, OfferError> {
     hooks.add_object(NULL, SectionObject::new(Null))?;
     hooks.add_object(NULL, RiderObject::new(Null))?;
     hooks.add_object(NULL, TransportObject::new(Null))?;
+    hooks.add_object(NULL, ExecutorObject::new(Null))?;
+    hooks.add_object(NULL, CaptureObject::new(Null))?;
+    hooks.add_object(NULL, PlanWaitObject::new(Null))?;
+    hooks.add_object(NULL, RoundDriverObject::new(Null))?;
     hooks.add_object(NULL, WeightLinkObject::new(Null))?;
     hooks.add_object(NULL, WeightBuilderObject::new(Null))?;
     hooks.add_object(NULL, PreparedStoreObject::new(Null))?;
@@ -75,6 +85,13 @@ pub fn hooks() -> Result<Hooks, OfferError> {
     hooks.add_object(NULL, StreamLinkObject::new(Null))?;
     hooks.add_object(NULL, ReplyLinkObject::new(Null))?;
     Ok(hooks)
+}
+
+/// Options by which the null hooks are in force that are chosen by name, but for the transport: it would move nothing.
+#[must_use]
+pub fn options(options: Options) -> Options {
+    let null = || Some(NULL.to_owned());
+    Options { executor: null(), plan_wait: null(), round_driver: null(), ..options }
 }
 
 /// Passes every call of an operation on.
@@ -114,6 +131,15 @@ impl LimitsLink for Null {
 impl LayoutLink for Null {
     fn edit(&self, _: &mut Families) -> Result<(), OpError> {
         Ok(())
+    }
+}
+
+impl Mapper for Null {
+    fn family(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn rows(&self, slot: u32, _: u32, _: u32, _: bool, _: &mut List<u32>) -> Result<(), OpError> {
+        Err(OpError::new(format!("asked for rows of slot {slot}, of a family that it does not map")))
     }
 }
 
@@ -241,7 +267,35 @@ impl Transport for Null {
         Ok(NULL.into())
     }
     fn open(&self, _: ControlObject) -> Result<CommObject, OpError> {
-        Err(OpError::new("the null transport moves nothing: choose another by engine.transport"))
+        Err(OpError::new("the null transport moves nothing: choose another by the setting `transport`"))
+    }
+}
+
+impl Executor for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn run(&self, launch: &Launch<'_>, steps: &StepsObject) -> Result<Mode, OpError> {
+        use plugfold_abi::points::Steps as _;
+        steps.run(launch.program.steps.len() as u32)?;
+        Ok(Mode::Eager)
+    }
+}
+
+impl Capture for Null {}
+
+impl PlanWait for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+}
+
+impl RoundDriver for Null {
+    fn name(&self) -> Result<TextBuf, OpError> {
+        Ok(NULL.into())
+    }
+    fn round(&self, _: &RoundFacts, _: &RoundPartsObject) -> Result<(), OpError> {
+        Ok(())
     }
 }
 
@@ -326,7 +380,7 @@ mod tests {
     fn there_is_a_null_hook_of_every_kind() {
         let hooks = hooks().unwrap_or_else(|e| panic!("{e}"));
         let kinds: BTreeSet<&str> = hooks.list().into_iter().map(|(kind, _)| kind).collect();
-        assert_eq!(kinds.len(), 25, "a kind of hook is missing here, or a new one has no null: {kinds:?}");
+        assert_eq!(kinds.len(), 30, "a kind of hook is missing here, or a new one has no null: {kinds:?}");
         assert!(hooks.providers.len() > 20, "one for each operation of the reference");
     }
 }

@@ -160,6 +160,11 @@ fn references(map: &Map, found: &mut Vec<String>) {
             found.push(format!("{}: does not say how it uses the points", entry.id));
         }
     }
+    for paper in &map.papers {
+        if map.get(&paper.id).is_none() {
+            found.push(format!("paper `{}`: there is no such entry", paper.id));
+        }
+    }
     for hole in &map.holes {
         if !map.all().any(|entry| entry.holes.contains(&hole.id)) {
             found.push(format!("hole `{}`: no entry needs it", hole.id));

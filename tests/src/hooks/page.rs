@@ -48,6 +48,7 @@ pub fn hooks_page(map: &Map) -> String {
     for base in &map.bases {
         section(map, base, &mut page);
     }
+    papers(map, &mut page);
     holes(map, &mut page);
     page
 }
@@ -373,6 +374,16 @@ fn values(knob: &Knob) -> String {
         let _ = write!(text, "; all leaves out {}", knob.not_in_all.join(", "));
     }
     text
+}
+
+fn papers(map: &Map, page: &mut String) {
+    if map.papers.is_empty() {
+        return;
+    }
+    page.push_str("\n## Walked through on paper\n");
+    for paper in &map.papers {
+        let _ = write!(page, "\n### {} {}\n\n{}", paper.id, paper.title, paper.text.trim_start());
+    }
 }
 
 fn holes(map: &Map, page: &mut String) {

@@ -91,6 +91,19 @@ pub struct FamilyRows {
 }
 
 crate::interface! {
+    /// Where the rows of a family lie whose positions go through pages ([`Addressing::Paged`]): the host's way to them, beside
+    /// the field of the round table by which kernels find them. Rows are counted over all slots: row `r` lies in slot
+    /// `r / rows` of the view. Replicated.
+    "mapper", 0: Mapper, MapperObject, MapperTable {
+        /// The family, of all owners.
+        fn family(&self) -> TextBuf;
+        /// Rows `first..first + rows` of a slot's sequence, to the end of `out`. With `reserve` those that have no place get
+        /// one; an error where there is none.
+        fn rows(&self, slot: u32, first: u32, rows: u32, reserve: bool, out: &mut List<u32>) -> ();
+    }
+}
+
+crate::interface! {
     /// What sequences own, on this rank. Rows are stacked: for each row, all layers of the family, in layer order.
     "sequences", 0: Sequences, SequencesObject, SequencesTable {
         /// The families, in table order.

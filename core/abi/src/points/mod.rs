@@ -7,6 +7,8 @@
 mod cache;
 mod command;
 mod drafts;
+mod drive;
+mod execute;
 mod observe;
 mod plan;
 mod request;
@@ -17,7 +19,8 @@ mod transport;
 mod weights;
 
 pub use cache::{
-    Families, Family, FamilyInfo, FamilyRows, Owner, Sequences, SequencesObject, SequencesTable,
+    Families, Family, FamilyInfo, FamilyRows, Mapper, MapperObject, MapperTable, Owner, Sequences,
+    SequencesObject, SequencesTable,
 };
 pub use command::{Command, CommandObject, CommandTable};
 pub use drafts::{
@@ -25,8 +28,17 @@ pub use drafts::{
     DraftPolicyTable, Drafter, DrafterObject, DrafterTable, Draw, Forwards, ForwardsObject, ForwardsTable,
     HeadOut, HeadRows, NO_DRAFTER, Observed, Proposal, Rule, SequenceFacts, Wants,
 };
+pub use drive::{
+    Bell, BellObject, BellTable, PlanWait, PlanWaitObject, PlanWaitTable, RoundDriver, RoundDriverObject,
+    RoundDriverTable, RoundFacts, RoundParts, RoundPartsObject, RoundPartsTable,
+};
+pub use execute::{
+    Bounds, Capture, CaptureFacts, CaptureObject, CaptureTable, Executor, ExecutorObject, ExecutorTable,
+    Launch, Mode, Steps, StepsObject, StepsTable,
+};
 pub use observe::{
-    BootPhase, Ended, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent, interest,
+    BootPhase, Ended, Launched, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent,
+    interest,
 };
 pub use plan::{
     Mark, PieceChoice, PlanFacts, Planner, PlannerObject, PlannerTable, RequestFacts, SlotFacts, SpanChoice,

@@ -1,7 +1,7 @@
 //! Observers: told what happened, unable to change it.
 
-use super::Attachment;
-use crate::{KnobValue, Phase, Slice, Text, TextBuf};
+use super::{Attachment, Mode};
+use crate::{Call, KnobValue, List, Phase, Slice, Text, TextBuf};
 
 /// Bits of what an observer wants to be told; what nobody asks for costs nothing.
 pub mod interest {
@@ -17,6 +17,10 @@ pub mod interest {
     pub const OPERATION: u32 = 16;
     /// Requests (rank 0).
     pub const REQUEST: u32 = 32;
+    /// Forwards that are under way, and that are over.
+    pub const LAUNCHED: u32 = 64;
+    /// Threads.
+    pub const THREAD: u32 = 128;
 }
 
 /// A phase of the start that is over.
@@ -112,6 +116,22 @@ pub struct OpDone<'a> {
     pub seconds: f64,
 }
 
+/// A forward: what it is, and how it runs.
+#[repr(C)]
+#[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
+pub struct Launched<'a> {
+    /// Program kind.
+    pub program: Text<'a>,
+    /// Phase.
+    pub phase: Phase,
+    /// Rows.
+    pub rows: u32,
+    /// Sequences.
+    pub seqs: u32,
+    /// How it was decided to run.
+    pub mode: Mode,
+}
+
 /// A request that is over.
 #[repr(C)]
 #[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
@@ -145,6 +165,17 @@ crate::interface! {
         fn times(&self, knobs: Slice<'_, KnobValue>) -> bool = Ok(false);
         /// A timed operation ran.
         fn operation(&self, done: &OpDone<'_>) -> () = Ok(());
+        /// Operations whose calls it wants to see, asked once; all others cost nothing.
+        fn watches(&self) -> List<TextBuf> = Ok(List::new());
+        /// A call of a watched operation ran. Its operands may be read until this returns; on a device, work may be queued
+        /// behind it.
+        fn ran(&self, call: &Call<'_>) -> () = Ok(());
+        /// All steps of a forward before the late fields are under way, and the host has time until they are needed.
+        fn launched(&self, forward: &Launched<'_>) -> () = Ok(());
+        /// A forward is over, so many seconds after it began.
+        fn forward(&self, forward: &Launched<'_>, seconds: f64) -> () = Ok(());
+        /// A thread has started, told on the thread itself: "round" (the engine's own), "worker" (kernels).
+        fn thread(&self, role: Text<'_>) -> () = Ok(());
         /// Rank 0: a request has arrived and waits.
         fn arrived(&self, request: u64, ids: Slice<'_, u32>) -> () = Ok(());
         /// Rank 0: a request is over. Gives further fields of the reply's statistics as a JSON object, or nothing.

@@ -58,11 +58,13 @@ crate::interface! {
 pub struct BatchFacts<'a> {
     /// Phase.
     pub phase: Phase,
+    /// Token of each row, sequence by sequence; none where a shape is looked up without a forward.
+    pub tokens: Slice<'a, u32>,
     /// Rows of each sequence.
     pub rows: Slice<'a, u32>,
     /// Committed length of each sequence.
     pub starts: Slice<'a, u32>,
-    /// Slot of each sequence.
+    /// Slot of each sequence; none where a shape is looked up without a forward.
     pub slots: Slice<'a, u32>,
     /// Request knobs, folded over the sequences.
     pub knobs: Slice<'a, KnobValue>,

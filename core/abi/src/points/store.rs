@@ -45,6 +45,8 @@ pub struct SaveFacts<'a> {
     pub grid: u32,
     /// Why.
     pub kind: SaveKind,
+    /// Of a mark: the reason with which it was asked for ([`super::Mark`]), so that stores can evict by it; else empty.
+    pub reason: crate::Text<'a>,
     /// Whether the request that made it uses drafts.
     pub draft: bool,
 }

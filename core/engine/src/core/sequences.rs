@@ -3,14 +3,16 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use plugfold_abi::points::{
-    DraftRows, Drafter, DrafterObject, FamilyInfo, FamilyRows, Owner, PartRows, Sequences, StatePart,
+    DraftRows, Drafter, DrafterObject, Family, FamilyInfo, FamilyRows, Mapper, Owner, PartRows, Sequences,
+    StatePart,
 };
-use plugfold_abi::{List, OpError, Slice, SlotState};
+use plugfold_abi::{Addressing, List, OpError, Slice, SlotState};
 use serde::{Deserialize, Serialize};
 
 use super::{Core, LoadError};
 use crate::hooks::{HookError, Hooked, Hooks};
 use crate::memory::free_bytes;
+use crate::state::Place;
 
 #[derive(Serialize, Deserialize)]
 struct Record {
@@ -58,6 +60,46 @@ pub(super) fn load_parts(hooks: &Hooks, slot: u32, bytes: &[u8]) -> Result<(), L
     Ok(())
 }
 
+/// Where rows of a slot's sequence lie.
+pub(super) fn places(
+    hooks: &Hooks,
+    family: &Family,
+    slot: u32,
+    first: u32,
+    rows: u32,
+    reserve: bool,
+) -> Result<Vec<Place>, OpError> {
+    let end = first.checked_add(rows).ok_or_else(|| OpError::new("rows beyond any family"))?;
+    if family.addressing != Addressing::Paged {
+        return Ok((first..end).map(|row| Place { slot, row }).collect());
+    }
+    for h in &hooks.mappers {
+        if h.call(Mapper::family).is_ok_and(|id| id == family.id) {
+            let mut found = List::new();
+            let mapped = h.call(|m| m.rows(slot, first, rows, reserve, &mut found));
+            mapped.map_err(|e| OpError::new(e.to_string()))?;
+            let each = family.rows.max(1);
+            return Ok(found.iter().map(|r| Place { slot: r / each, row: r % each }).collect());
+        }
+    }
+    Err(OpError::new(format!("cache family {} is paged and no plugin brings its map", family.id)))
+}
+
+impl Core {
+    fn places(
+        &self,
+        slot: u32,
+        family: u32,
+        first: u32,
+        rows: u32,
+        reserve: bool,
+    ) -> Result<Vec<Place>, OpError> {
+        let found = self.caches.families().get(family as usize);
+        let found = found.ok_or_else(|| OpError::new(format!("there is no family {family}")))?;
+        places(&self.hooks, found, slot, first, rows, reserve)
+    }
+}
+
 /// A core as stores see it.
 pub struct SequencesOf<'a>(Mutex<&'a mut Core>);
 
@@ -77,7 +119,7 @@ impl<'a> SequencesOf<'a> {
 impl Sequences for SequencesOf<'_> {
     fn families(&self) -> Result<List<FamilyInfo>, OpError> {
         let core = self.core(0)?;
-        let info = |(i, f): (usize, &plugfold_abi::points::Family)| FamilyInfo {
+        let info = |(i, f): (usize, &Family)| FamilyInfo {
             family: f.clone(),
             stacked_row_bytes: core.caches.stacked_row_bytes(i) as u64,
         };
@@ -98,7 +140,8 @@ impl Sequences for SequencesOf<'_> {
     ) -> Result<(), OpError> {
         let core = self.core(slot)?;
         let mut bytes = Vec::new();
-        let done = core.caches.gather(slot, family as usize, first, rows, &mut bytes);
+        let places = core.places(slot, family, first, rows, false)?;
+        let done = core.caches.gather(family as usize, &places, &mut bytes);
         done.ok_or_else(|| OpError::new(format!("family {family} has no rows {first} to {}", first + rows)))?;
         out.extend_from_slice(&bytes);
         Ok(())
@@ -106,7 +149,9 @@ impl Sequences for SequencesOf<'_> {
 
     fn scatter(&self, slot: u32, family: u32, first: u32, bytes: Slice<'_, u8>) -> Result<(), OpError> {
         let mut core = self.core(slot)?;
-        let done = core.caches.scatter(slot, family as usize, first, &bytes);
+        let rows = core.caches.rows_in(family as usize, &bytes).unwrap_or(0);
+        let places = core.places(slot, family, first, rows, true)?;
+        let done = core.caches.scatter(family as usize, &places, &bytes);
         done.ok_or_else(|| {
             OpError::new(format!("family {family} has no rows at {first} for {} bytes", bytes.len()))
         })?;
@@ -141,7 +186,7 @@ impl Sequences for SequencesOf<'_> {
         for h in &core.hooks.parts {
             let told = h.call(|p| p.rows(slot)).map_err(|e| OpError::new(e.to_string()))?;
             for PartRows { family, first, rows } in &told {
-                let mine = |f: &plugfold_abi::points::Family| f.id == *family && f.owner == Owner::Drafter;
+                let mine = |f: &Family| f.id == *family && f.owner == Owner::Drafter;
                 let found = core.caches.families().iter().position(mine);
                 let inside = |at: &usize| {
                     first.checked_add(*rows).is_some_and(|end| end <= core.caches.families()[*at].rows)

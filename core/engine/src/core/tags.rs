@@ -2,10 +2,10 @@
 
 use plugfold_abi::{KnobValue, Phase};
 
+use super::programs::{Key, Kind};
 use super::{Core, LoadError, ResolveError};
 use crate::config::{Attention, Indexer, Mlp};
 use crate::program::Described;
-use crate::program::build::kinds;
 use crate::program::common_grid;
 
 /// The arithmetic of a request's prefill.
@@ -28,15 +28,15 @@ impl Core {
     pub fn described(&mut self, phase: Phase) -> Result<Vec<Described>, LoadError> {
         let (kind, rows) = match phase {
             Phase::Draft if !self.has_mtp => return Ok(Vec::new()),
-            Phase::Draft => (kinds::MTP, 1),
-            Phase::Window => (kinds::FORWARD, self.capacity.window_rows as u32),
-            Phase::Prefill => (kinds::FORWARD, 64),
+            Phase::Draft => (Kind::Mtp, 1),
+            Phase::Window => (Kind::Forward, self.capacity.window_rows as u32),
+            Phase::Prefill => (Kind::Forward, 64),
         };
         let knobs = self.hooks.knobs.defaults.clone();
         let mut all = Vec::new();
         for select in [false, true] {
-            let mut shape = Self::shape(kind, phase, rows, 1, 1, select);
-            self.stages.words(&self.hooks, &mut shape, (&[rows][..], &[0][..], &[0][..]), &knobs)?;
+            let mut shape = Key { select, ..Key::new(kind, phase, rows, 1, 1) }.shape();
+            self.stages.words(&self.hooks, &mut shape, (&[rows][..], &[0][..], &[][..]), &knobs)?;
             let steps = self.program(&shape)?.describe();
             // Long sequences run the same steps but for those that choose keys.
             let new: Vec<Described> =
@@ -73,8 +73,8 @@ impl Core {
     ) -> Result<(Vec<String>, u32), ResolveError> {
         let (mut all, mut grid) = (Vec::new(), 1);
         for select in [false, true] {
-            let mut shape = Self::shape(kinds::FORWARD, phase, rows, 1, 1, select);
-            let facts = (&[rows][..], &[0][..], &[0][..]);
+            let mut shape = Key { select, ..Key::new(Kind::Forward, phase, rows, 1, 1) }.shape();
+            let facts = (&[rows][..], &[0][..], &[][..]);
             self.stages.words(&self.hooks, &mut shape, facts, knobs)?;
             let program = self.program(&shape)?;
             all.extend(program.bits());

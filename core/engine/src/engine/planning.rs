@@ -11,6 +11,7 @@ use plugfold_abi::points::{
     Verdict, interest,
 };
 use plugfold_abi::{List, OpError, Slice};
+use smallvec::SmallVec;
 
 use super::{Active, Job, Loop};
 use crate::hooks::{HookError, Hooks};
@@ -40,7 +41,7 @@ fn request_facts(job: &Job) -> RequestFacts<'_> {
 }
 
 /// Where the prefill leaves snapshots: inside the part that is computed, on the grid of its states.
-fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> Vec<usize> {
+fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> (Vec<usize>, Vec<String>) {
     let mut marks: List<Mark> = List::new();
     let request = request_facts(job);
     for h in &hooks.planners {
@@ -50,14 +51,15 @@ fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> Vec<usize> {
     }
     let inside =
         |m: &u32| *m > resumed && (*m as usize) < job.request.ids.len() && m.is_multiple_of(request.grid);
-    let mut at: Vec<usize> = marks.iter().map(|m| m.at).filter(inside).map(|m| m as usize).collect();
-    at.sort_unstable();
-    at.dedup();
-    at
+    // Of two at one position the first in list order says why.
+    let mut at: Vec<&Mark> = marks.iter().filter(|m| inside(&m.at)).collect();
+    at.sort_by_key(|m| m.at);
+    at.dedup_by_key(|m| m.at);
+    at.into_iter().map(|m| (m.at as usize, m.reason.to_string())).unzip()
 }
 
 impl Loop {
-    fn slot_facts(&self) -> Vec<SlotFacts> {
+    fn slot_facts(&self) -> SmallVec<[SlotFacts; 8]> {
         let facts = |(slot, active): (usize, &Option<Active>)| SlotFacts {
             slot: slot as u32,
             request: active.as_ref().map_or(0, |a| a.job.number),
@@ -76,7 +78,7 @@ impl Loop {
         look: impl FnOnce(&PlanFacts<'_>) -> Result<T, HookError>,
     ) -> Result<T, HookError> {
         let slots = self.slot_facts();
-        let waiting: Vec<RequestFacts<'_>> = self.waiting.iter().map(request_facts).collect();
+        let waiting: SmallVec<[RequestFacts<'_>; 4]> = self.waiting.iter().map(request_facts).collect();
         look(&PlanFacts {
             now_s: self.born.elapsed().as_secs_f64(),
             round: self.round,
@@ -118,13 +120,8 @@ impl Loop {
             }
         }
         let counts = (plan.admissions.len() as u32, plan.pieces.len() as u32, plan.decode.len() as u32);
-        for h in &hooks.observers {
-            if h.hook.interests().is_ok_and(|i| i & interest::PLAN != 0)
-                && let Err(error) = h.call(|o| o.planned(self.round, counts.0, counts.1, counts.2))
-            {
-                tracing::warn!("{error}");
-            }
-        }
+        let round = self.round;
+        self.observe(interest::PLAN, |o| o.planned(round, counts.0, counts.1, counts.2));
         self.gauges();
         Ok(plan)
     }
@@ -272,6 +269,7 @@ impl Loop {
             }
         };
         let r = &job.request;
+        let (marks, reasons) = marks(hooks, &job, resumed);
         let seed = r.sampling.seed.unwrap_or_else(|| derived_seed(&r.ids));
         let admission = Admission {
             slot,
@@ -292,7 +290,8 @@ impl Loop {
             policy: r.policy.clone(),
             blobs: r.blobs.clone(),
             resume,
-            marks: marks(hooks, &job, resumed),
+            marks,
+            reasons,
         };
         let queued_s = job.submitted.elapsed().as_secs_f64();
         let stats = RequestStats { queued_s, slot, seed, ..RequestStats::default() };

@@ -8,14 +8,15 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use plugfold_abi::points::Observer;
 use plugfold_abi::{
     Addressing, CacheKind, CacheView, DType, MAX_CACHES, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS, OpError,
-    Operand, Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Slice, Step,
-    Text,
+    Operand, Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Reach, Slice,
+    Step, Text, ops,
 };
 
 use super::{Placement, ProgramError, check, check_placement, place};
-use crate::hooks::{HookError, Hooks};
+use crate::hooks::{Calls, HookError, Hooks};
 use crate::state::CacheTable;
 use crate::weights::WeightTable;
 
@@ -34,6 +35,15 @@ pub(crate) struct Entry {
     pub covers: Arc<[String]>,
     pub member: Option<plugfold_abi::Member>,
     pub provider: Arc<ProviderObject>,
+    pub calls: Arc<Calls>,
+}
+
+impl Entry {
+    /// A link that runs this provider, for who claimed the call.
+    fn link(&self, claimer: &Arc<str>, plan: Plan) -> Link {
+        let (owner, claimer) = (self.owner.clone(), claimer.clone());
+        Link { owner, claimer, provider: self.provider.clone(), calls: self.calls.clone(), plan }
+    }
 }
 
 /// All providers and passes, in list order: later providers are outer, later passes run later.
@@ -42,6 +52,8 @@ pub struct Registry {
     providers: HashMap<String, Vec<Entry>>,
     fusions: Vec<Entry>,
     passes: Vec<(Arc<str>, Arc<PassObject>)>,
+    /// Operations whose calls observers ask for.
+    watched: Vec<String>,
     device: Arc<str>,
     rank: (u32, u32),
 }
@@ -153,7 +165,10 @@ pub struct TwoArithmetics {
 #[derive(Clone)]
 pub(crate) struct Link {
     pub owner: Arc<str>,
+    /// Who claimed the call: another plugin, where a claim sends calls to a provider by name.
+    pub claimer: Arc<str>,
     pub provider: Arc<ProviderObject>,
+    pub calls: Arc<Calls>,
     pub plan: Plan,
 }
 
@@ -182,6 +197,25 @@ pub(crate) struct ResolvedStep {
     /// Cache views.
     pub caches: [CacheView; MAX_CACHES],
     pub fused: Fused,
+    /// Whether other ranks take part in it.
+    pub exchange: bool,
+    /// What it adds to the hash of exchanges.
+    pub mark: u64,
+    /// Whether an observer asks for its calls.
+    pub watched: bool,
+}
+
+/// Outputs that every round reads: their places are known, so that nobody looks for names in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// `[rows, hidden]`, what the head reads.
+    Rows = 0,
+    /// `[wanted rows, this rank's share of the vocabulary]`.
+    Logits = 1,
+    /// `[wanted rows, candidates]`.
+    Values = 2,
+    /// Ids of the candidates.
+    Ids = 3,
 }
 
 /// A program with memory and providers: ready to run.
@@ -191,6 +225,14 @@ pub struct Resolved {
     /// Where its buffers lie.
     pub placement: Placement,
     pub(crate) steps: Vec<ResolvedStep>,
+    /// Its number among the programs of its core.
+    pub(crate) number: u64,
+    /// The step after the last head: the first that may read late fields. Without a head, the end.
+    pub(crate) late: usize,
+    /// Places of [`Read`] among the buffers.
+    pub(crate) reads: [Option<usize>; 4],
+    /// Place of the input buffer.
+    pub(crate) hidden: Option<usize>,
 }
 
 /// A step as `plugins resolve` prints it.
@@ -245,6 +287,13 @@ impl Resolved {
     }
 }
 
+/// A number for an exchange: equal on all ranks that make the same one.
+fn mark(step: &Step) -> u64 {
+    let words = [u64::from(step.layer), u64::from(step.site)];
+    let words = words.into_iter().chain(step.op.bytes().map(u64::from));
+    words.fold(0xcbf2_9ce4_8422_2325, |h, w| (h ^ w).wrapping_mul(0x0000_0100_0000_01b3))
+}
+
 fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -265,14 +314,19 @@ impl Registry {
             providers: HashMap::new(),
             fusions: Vec::new(),
             passes: Vec::new(),
+            watched: Vec::new(),
             device: "cpu".into(),
             rank: (rank, ranks),
         };
         for provider in plugfold_kernels::cpu::reference() {
-            registry.add(REFERENCE, &Arc::from([]), Arc::new(provider))?;
+            registry.add(REFERENCE, &Arc::from([]), Arc::new(provider), Arc::default())?;
         }
         for h in &hooks.providers {
-            registry.add(&h.owner, &h.over, h.hook.clone())?;
+            registry.add(&h.owner, &h.over, h.hook.clone(), h.calls.clone())?;
+        }
+        for h in &hooks.observers {
+            let asked = h.call(Observer::watches)?;
+            registry.watched.extend(asked.iter().map(ToString::to_string));
         }
         registry.passes = hooks.passes.iter().map(|h| (h.owner.clone(), h.hook.clone())).collect();
         Ok(registry)
@@ -283,6 +337,7 @@ impl Registry {
         owner: &str,
         over: &Arc<[String]>,
         provider: Arc<ProviderObject>,
+        calls: Arc<Calls>,
     ) -> Result<(), HookError> {
         let named = |error: OpError| HookError { owner: owner.into(), error };
         let op = provider.op().map_err(named)?.to_string();
@@ -302,6 +357,7 @@ impl Registry {
             member: provider.family().map_err(named)?.into_option(),
             provider,
             covers,
+            calls,
         };
         let all = if entry.covers.is_empty() {
             self.providers.entry(op.clone()).or_default()
@@ -381,10 +437,18 @@ impl Registry {
                 weights: parts.weights,
                 caches: parts.views,
                 fused: Fused::Alone,
+                exchange: step.reach == Reach::Exchange || ops::is_collective(&step.op),
+                mark: mark(step),
+                watched: self.watched.iter().any(|op| *op == step.op.as_str()),
             });
         }
         self.fuse(&program, &mut steps, weights, caches)?;
-        Ok(Resolved { program, placement, steps })
+        let head = program.steps.iter().rposition(|s| s.op.as_str() == "head");
+        let late = head.map_or(program.steps.len(), |at| at + 1);
+        let named = |name: &str| program.buffers.iter().position(|b| b.output && b.name.as_str() == name);
+        let reads = ["rows", "logits", "values", "ids"].map(named);
+        let hidden = program.buffers.iter().position(|b| b.input && b.name.as_str() == "hidden");
+        Ok(Resolved { program, placement, steps, number: 0, late, reads, hidden })
     }
 
     fn parts<'s>(

@@ -1,15 +1,19 @@
-//! The eager executor: one call after another.
+//! Runs programs: one call after another, or as the executor in force takes them.
 
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
+use plugfold_abi::points::{Executor, ExecutorObject, Launch, Mode, Steps, StepsObject};
 use plugfold_abi::{
     Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
-    OpError, Operand, Program, Provider, Reach, RoundTable, Slice, Step, Text, View, ops,
+    NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
 };
 
-use super::resolve::{Fused, Link, MAX_COVER, ResolvedStep};
+use super::resolve::{Fused, Link, MAX_COVER, Read, ResolvedStep};
 use super::{Placement, Resolved};
-use crate::hooks::HookError;
+use crate::hooks::{Calls, Exchanging, HookError, Hooked};
 use crate::weights::WeightTable;
 
 /// Memory for buffers, grown to the largest program that was prepared and never shrunk.
@@ -17,6 +21,8 @@ use crate::weights::WeightTable;
 pub struct Arena {
     /// 64-byte units, so that every buffer is aligned.
     memory: Vec<[u64; 8]>,
+    /// How often it has grown, and buffers with it have moved.
+    moves: u64,
 }
 
 impl Arena {
@@ -25,6 +31,7 @@ impl Arena {
         let units = bytes.div_ceil(64);
         if units > self.memory.len() {
             self.memory.resize(units, [0; 8]);
+            self.moves += 1;
         }
     }
 
@@ -34,7 +41,11 @@ impl Arena {
 }
 
 /// Is told a step that ran, its rows and its seconds.
-pub type Timer<'a> = dyn Fn(&Step, u32, f64) + 'a;
+pub type Timer<'a> = dyn Fn(&Step, u32, f64) + Sync + 'a;
+/// What a run calls between two steps.
+pub type Between<'a> = dyn Fn() -> Result<(), HookError> + Sync + 'a;
+/// Is told the call of a watched step that ran.
+pub type Watcher<'a> = dyn Fn(&Call<'_>) + Sync + 'a;
 
 /// What one run needs besides the program.
 pub struct RunInputs<'a> {
@@ -46,17 +57,26 @@ pub struct RunInputs<'a> {
     pub comm: Option<&'a CommObject>,
     /// Request knobs, folded over the sequences.
     pub knobs: &'a [KnobValue],
+    /// Tells that everything up to the late fields is under way.
+    pub launched: &'a (dyn Fn() + Sync),
     /// Fills what may be filled late: called when the head has run. An error fails the forward.
-    pub late: &'a dyn Fn() -> Result<(), HookError>,
+    pub late: &'a Between<'a>,
     /// Told every step that ran, with its rows and seconds; `None`: nothing is timed.
     pub timer: Option<&'a Timer<'a>>,
-    /// Buffers to fill first, by name, row-major f32.
-    pub fill: &'a [(&'a str, &'a [f32])],
+    /// Told every call of a watched operation.
+    pub watcher: &'a Watcher<'a>,
+    /// Rows for the program's input buffer `hidden`; empty where it has none.
+    pub hidden: &'a [f32],
+    /// Who runs the program, and how; `None`: one step after another.
+    pub executor: Option<(&'a Hooked<ExecutorObject>, Mode)>,
+    /// Set while other ranks may be waited for.
+    pub exchanging: &'a Exchanging,
+    /// What has failed already: then only exchanges run.
+    pub failed: Option<Failure>,
 }
 
 /// A step that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{op} of layer {layer}, run by {owner}: {error}")]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Operation.
     pub op: String,
@@ -70,12 +90,34 @@ pub struct Failure {
     pub error: OpError,
 }
 
+impl Failure {
+    /// A hook failed that is no step.
+    pub(crate) fn of_hook(what: &str, hook: &HookError) -> Self {
+        let HookError { owner, error } = hook.clone();
+        let exchange = error.kind == ErrorKind::Fatal;
+        Self { op: what.into(), owner, layer: NO_LAYER, exchange, error }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, owner, error, .. } = self;
+        match self.layer {
+            NO_LAYER => write!(f, "{op}, run by {owner}: {error}"),
+            layer => write!(f, "{op} of layer {layer}, run by {owner}: {error}"),
+        }
+    }
+}
+impl std::error::Error for Failure {}
+
 /// The parts of a run's result that outlive it.
 pub struct Outcome {
     /// The first failure, if any.
     pub failure: Option<Failure>,
     /// Hash over the exchanges that ran, in order: equal on all ranks or they are out of step.
     pub collectives: u64,
+    /// How it ran.
+    pub mode: Mode,
 }
 
 fn height(program: &Program, base: Base, round: &RoundTable<'_>) -> usize {
@@ -122,7 +164,10 @@ impl Below for Rest<'_> {
     fn run(&self, call: &Call<'_>) -> Result<(), OpError> {
         match self.0 {
             [] => Err(OpError::new("nothing lies beneath the reference")),
-            [link, rest @ ..] => link.provider.run(call, &link.plan, &BelowObject::lend(&Rest(rest))),
+            [link, rest @ ..] => {
+                let _busy = link.calls.enter();
+                link.provider.run(call, &link.plan, &BelowObject::lend(&Rest(rest)))
+            }
         }
     }
 }
@@ -143,14 +188,237 @@ impl Below for Covered<'_> {
     }
 }
 
+/// Adds an exchange to the hash of those that ran.
 fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
-/// Runs a program in list order.
-///
-/// After a failure only the exchanges still run, so that other ranks do not wait: what one rank failed, all end alike
-/// (the caller agrees on it afterwards).
+/// Start of the arena's memory.
+#[derive(Clone, Copy)]
+struct Memory(*mut u8);
+
+// SAFETY: an address; whoever runs a program has the arena alone for that time.
+unsafe impl Send for Memory {}
+
+/// A program over a round, as far as it has been taken.
+struct Progress<'a> {
+    resolved: &'a Resolved,
+    inputs: &'a RunInputs<'a>,
+    base: Memory,
+    at: usize,
+    late: bool,
+    /// An exchange failed: nothing more may run.
+    ended: bool,
+    failure: Option<Failure>,
+    collectives: u64,
+    clock: Option<Instant>,
+}
+
+impl Progress<'_> {
+    /// The steps that run together with the next one.
+    fn unit(&self) -> Range<usize> {
+        let covers = if let Fused::First(_, n) = self.resolved.steps[self.at].fused { n } else { 1 };
+        self.at..self.at + covers
+    }
+
+    /// Adds the exchanges among steps to the hash; whether there are any.
+    fn exchanges(&mut self, steps: Range<usize>) -> bool {
+        let mut any = false;
+        for found in self.resolved.steps[steps].iter().filter(|s| s.exchange) {
+            self.collectives = mix(self.collectives, found.mark);
+            any = true;
+        }
+        any
+    }
+
+    /// Refuses a stretch that goes back, beyond the program, or ends inside of a fusion.
+    fn check(&self, end: u32) -> Result<usize, OpError> {
+        let (end, all) = (end as usize, self.resolved.steps.len());
+        let inside = self.resolved.steps.get(end).is_some_and(|s| matches!(s.fused, Fused::Inside));
+        if end < self.at || end > all || inside {
+            return Err(OpError::new(format!(
+                "steps up to {end} of {all}, where {} have been taken: stretches go forward and end between fusions",
+                self.at
+            )));
+        }
+        Ok(end)
+    }
+
+    /// Runs steps on their providers.
+    ///
+    /// After a failure only the exchanges still run, so that other ranks do not wait: what one rank failed, all end alike
+    /// (the caller agrees on it afterwards).
+    fn run(&mut self, end: usize) {
+        while self.at < end && !self.ended {
+            let unit = self.unit();
+            if self.failure.is_none() && !self.late && unit.end > self.resolved.late {
+                self.pass_late();
+            }
+            self.at = unit.end;
+            let exchange = self.exchanges(unit.clone());
+            if self.failure.is_some() && !exchange {
+                continue;
+            }
+            let waits = exchange.then(|| self.inputs.exchanging.begin());
+            let ran = self.step(unit.clone());
+            drop(waits);
+            // What a provider does wrong must not end the engine, nor the other ranks' wait for this one's exchanges.
+            if let Err(error) = ran {
+                self.fail(unit.start, error);
+            }
+        }
+        if !self.late && self.at >= self.resolved.late && self.failure.is_none() {
+            self.pass_late();
+        }
+    }
+
+    fn step(&mut self, unit: Range<usize>) -> Result<(), OpError> {
+        let (resolved, inputs) = (self.resolved, self.inputs);
+        let found = &resolved.steps[unit.start];
+        let call = call(resolved, self.base.0, unit.start, inputs);
+        let ran = match &found.fused {
+            Fused::First(link, _) => {
+                let mut calls = [call; MAX_COVER];
+                for (slot, i) in calls.iter_mut().zip(unit.clone()) {
+                    *slot = self::call(resolved, self.base.0, i, inputs);
+                }
+                let calls = &calls[..unit.len()];
+                let below = Covered(&resolved.steps[unit.clone()], calls);
+                let _busy = link.calls.enter();
+                link.provider.run_group(calls.into(), &link.plan, &BelowObject::lend(&below))
+            }
+            Fused::Alone | Fused::Inside => Rest(&found.chain).run(&call),
+        };
+        if let (Some(timer), Some(since)) = (inputs.timer, &mut self.clock) {
+            let now = Instant::now();
+            let step = &resolved.program.steps[unit.start];
+            timer(step, step.rows.within(inputs.round.rows()).len() as u32, (now - *since).as_secs_f64());
+            *since = now;
+        }
+        if ran.is_ok() {
+            for i in unit.filter(|i| resolved.steps[*i].watched) {
+                (inputs.watcher)(&self::call(resolved, self.base.0, i, inputs));
+            }
+        }
+        ran
+    }
+
+    fn fail(&mut self, at: usize, error: OpError) {
+        let (step, found) = (&self.resolved.program.steps[at], &self.resolved.steps[at]);
+        let owner = match &found.fused {
+            Fused::First(link, _) => &link.owner,
+            Fused::Alone | Fused::Inside => found.chain.first().map_or(&found.decides, |l| &l.owner),
+        };
+        let unit = at..at + if let Fused::First(_, n) = found.fused { n } else { 1 };
+        let exchange = self.resolved.steps[unit].iter().any(|s| s.exchange);
+        let failure = Failure {
+            op: step.op.to_string(),
+            owner: owner.to_string(),
+            layer: step.layer,
+            exchange: exchange || error.kind == ErrorKind::Fatal,
+            error,
+        };
+        self.ended |= failure.exchange;
+        if failure.exchange || self.failure.is_none() {
+            self.failure = Some(failure);
+        }
+    }
+
+    /// Everything before the late fields is under way.
+    fn pass_late(&mut self) {
+        self.late = true;
+        (self.inputs.launched)();
+        if self.resolved.late < self.resolved.steps.len()
+            && let Err(e) = (self.inputs.late)()
+        {
+            let head = self.resolved.late.saturating_sub(1);
+            self.fail(head, OpError { kind: e.error.kind, message: e.to_string().into() });
+        }
+    }
+
+    /// Counts steps as run by other means.
+    fn skip(&mut self, end: usize) {
+        self.exchanges(self.at..end);
+        self.at = end;
+        if !self.late && self.at >= self.resolved.late {
+            self.pass_late();
+        }
+    }
+
+    /// Runs what the executor wants to be run.
+    fn driven(&mut self, h: &Hooked<ExecutorObject>, mode: Mode, memory: u64) -> Mode {
+        let (resolved, round) = (self.resolved, self.inputs.round);
+        let launch = Launch {
+            number: resolved.number,
+            memory,
+            program: &resolved.program,
+            late: resolved.late as u32,
+            round,
+            mode,
+        };
+        let turns = Turns { progress: Mutex::new(self), calls: &h.calls };
+        let ran = h.call(|e| e.run(&launch, &StepsObject::lend(&turns)));
+        let left = match &ran {
+            Ok(_) if self.at == resolved.steps.len() || self.failure.is_some() => None,
+            Ok(_) => Some(h.named(&OpError::new(format!(
+                "its executor left steps {} to {} untaken",
+                self.at,
+                resolved.steps.len()
+            )))),
+            Err(error) => Some(error.clone()),
+        };
+        if let Some(HookError { owner, error }) = left {
+            self.ended |= error.kind == ErrorKind::Fatal;
+            self.failure.get_or_insert(Failure::of_hook("executor", &HookError { owner, error }));
+        }
+        // Exchanges that the executor has left out: other ranks make them.
+        self.run(resolved.steps.len());
+        ran.unwrap_or_default()
+    }
+}
+
+/// What an executor takes steps through. One call at a time: steps do not nest.
+struct Turns<'p, 'a> {
+    progress: Mutex<&'p mut Progress<'a>>,
+    /// The executor's: while steps run, it is not the one that hangs.
+    calls: &'p Calls,
+}
+
+impl<'p, 'a> Turns<'p, 'a> {
+    fn progress(&self) -> Result<MutexGuard<'_, &'p mut Progress<'a>>, OpError> {
+        self.progress.try_lock().map_err(|_| OpError::new("steps were asked for while steps run"))
+    }
+}
+
+impl Steps for Turns<'_, '_> {
+    fn run(&self, end: u32) -> Result<bool, OpError> {
+        let mut progress = self.progress()?;
+        let end = progress.check(end)?;
+        self.calls.sleep(|| progress.run(end));
+        Ok(progress.failure.is_none())
+    }
+
+    fn ran(&self, end: u32) -> Result<(), OpError> {
+        let mut progress = self.progress()?;
+        let end = progress.check(end)?;
+        self.calls.sleep(|| progress.skip(end));
+        Ok(())
+    }
+
+    fn buffer(&self, buffer: plugfold_abi::BufferId) -> Result<View, OpError> {
+        let progress = self.progress()?;
+        let (program, placement) = (&progress.resolved.program, &progress.resolved.placement);
+        let missing =
+            || OpError::new(format!("there is no buffer {buffer}: {} there are", program.buffers.len()));
+        let b = program.buffers.get(buffer as usize).ok_or_else(missing)?;
+        let rows = height(program, b.extent.base, progress.inputs.round) * b.extent.times as usize;
+        // SAFETY: the placement reserved the buffer's bytes here.
+        let ptr = unsafe { progress.base.0.add(placement.offsets[buffer as usize]) };
+        Ok(View { ptr, rows: rows as u32, cols: b.cols, stride: b.cols, dtype: b.dtype })
+    }
+}
+
+/// Runs a program.
 ///
 /// # Panics
 /// When the round table is larger than the program's shape: that is a fault of the caller, found before memory is.
@@ -168,69 +436,28 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         program.shape
     );
     arena.reserve(resolved.placement.total);
+    let memory = arena.moves;
     let base = arena.base();
     fill(resolved, base, inputs);
-    let mut failure: Option<Failure> = None;
-    let mut collectives = 0xcbf2_9ce4_8422_2325;
-    let mut clock = inputs.timer.map(|_| Instant::now());
-    let mut at = 0;
-    while at < program.steps.len() {
-        let (step, found) = (&program.steps[at], &resolved.steps[at]);
-        let exchange = step.reach == Reach::Exchange || ops::is_collective(&step.op);
-        let covers = if let Fused::First(_, n) = found.fused { n } else { 1 };
-        let covered = at..at + covers;
-        at += covers;
-        if failure.is_some() && !exchange {
-            continue;
+    let mut progress = Progress {
+        resolved,
+        inputs,
+        base: Memory(base),
+        at: 0,
+        late: false,
+        ended: false,
+        failure: inputs.failed.clone(),
+        collectives: 0xcbf2_9ce4_8422_2325,
+        clock: inputs.timer.map(|_| Instant::now()),
+    };
+    let mode = match inputs.executor {
+        Some((executor, mode)) => progress.driven(executor, mode, memory),
+        None => {
+            progress.run(resolved.steps.len());
+            Mode::Eager
         }
-        if exchange {
-            collectives = mix(mix(collectives, u64::from(step.layer)), u64::from(step.site));
-            collectives = step.op.bytes().fold(collectives, |h, b| mix(h, u64::from(b)));
-        }
-        let call = call(resolved, base, covered.start, inputs);
-        let (owner, ran) = match &found.fused {
-            Fused::First(link, _) => {
-                let mut calls = [call; MAX_COVER];
-                for (slot, i) in calls.iter_mut().zip(covered.clone()) {
-                    *slot = self::call(resolved, base, i, inputs);
-                }
-                let calls = &calls[..covers];
-                let below = Covered(&resolved.steps[covered], calls);
-                let ran = link.provider.run_group(calls.into(), &link.plan, &BelowObject::lend(&below));
-                (&link.owner, ran)
-            }
-            Fused::Alone | Fused::Inside => (&found.decides, Rest(&found.chain).run(&call)),
-        };
-        if let (Some(timer), Some(since)) = (inputs.timer, &mut clock) {
-            let now = Instant::now();
-            timer(step, step.rows.within(round.rows()).len() as u32, (now - *since).as_secs_f64());
-            *since = now;
-        }
-        let ran = if step.op.as_str() == "head" { ran.and_then(|()| late(inputs)) } else { ran };
-        // What a provider does wrong must not end the engine, nor the other ranks' wait for this one's exchanges.
-        if let Err(error) = ran {
-            let runs = found.chain.first().map_or(owner, |l| &l.owner);
-            let first = Failure {
-                op: step.op.to_string(),
-                owner: if covers > 1 { owner } else { runs }.to_string(),
-                layer: step.layer,
-                exchange: exchange || error.kind == ErrorKind::Fatal,
-                error,
-            };
-            let ends = first.exchange;
-            if ends || failure.is_none() {
-                failure = Some(first);
-            }
-            if ends {
-                break;
-            }
-        }
-    }
-    Outcome { failure, collectives }
-}
-
-fn late(inputs: &RunInputs<'_>) -> Result<(), OpError> {
-    (inputs.late)().map_err(|e| OpError { kind: e.error.kind, message: e.to_string().into() })
+    };
+    Outcome { failure: progress.failure, collectives: progress.collectives, mode }
 }
 
 /// The call of a step.
@@ -267,19 +494,18 @@ fn call<'c>(resolved: &'c Resolved, base: *mut u8, at: usize, inputs: &RunInputs
     call
 }
 
+/// Fills the program's input buffer.
 fn fill(resolved: &Resolved, base: *mut u8, inputs: &RunInputs<'_>) {
-    for (name, data) in inputs.fill {
-        let found = resolved.program.buffers.iter().position(|b| b.input && b.name.as_str() == *name);
-        let Some(at) = found else { continue };
-        assert!(data.len() * 4 <= resolved.placement.sizes[at], "input {name} is larger than its buffer");
-        // SAFETY: the placement reserved `sizes[at]` bytes here; input buffers share memory with nothing.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                data.as_ptr().cast::<u8>(),
-                base.add(resolved.placement.offsets[at]),
-                data.len() * 4,
-            );
-        }
+    let Some(at) = resolved.hidden.filter(|_| !inputs.hidden.is_empty()) else { return };
+    let bytes = size_of_val(inputs.hidden);
+    assert!(bytes <= resolved.placement.sizes[at], "rows for the program are larger than its input buffer");
+    // SAFETY: the placement reserved `sizes[at]` bytes here; input buffers share memory with nothing.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            inputs.hidden.as_ptr().cast::<u8>(),
+            base.add(resolved.placement.offsets[at]),
+            bytes,
+        );
     }
 }
 
@@ -289,14 +515,23 @@ impl Resolved {
     /// Returns `None` when the program has no output of that name.
     pub fn output<'a>(&self, arena: &'a mut Arena, name: &str, round: &RoundTable<'_>) -> Option<&'a [f32]> {
         let at = self.program.buffers.iter().position(|b| b.output && b.name.as_str() == name)?;
+        Some(self.output_at(arena, at, round))
+    }
+
+    /// As [`Resolved::output`], for one of the outputs that every round reads.
+    pub fn read<'a>(&self, arena: &'a mut Arena, what: Read, round: &RoundTable<'_>) -> Option<&'a [f32]> {
+        Some(self.output_at(arena, self.reads[what as usize]?, round))
+    }
+
+    fn output_at<'a>(&self, arena: &'a mut Arena, at: usize, round: &RoundTable<'_>) -> &'a [f32] {
         let buffer = &self.program.buffers[at];
         let rows = height(&self.program, buffer.extent.base, round) * buffer.extent.times as usize;
         // SAFETY: the placement reserved these elements, output buffers share memory with nothing, and the arena is
         // borrowed for as long as the slice lives.
-        Some(unsafe {
+        unsafe {
             let ptr = arena.base().add(self.placement.offsets[at]);
             #[allow(clippy::cast_ptr_alignment)] // placed on multiples of 64 bytes
             std::slice::from_raw_parts(ptr.cast::<f32>(), rows * buffer.cols as usize)
-        })
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! The control plane: plans, prompts and agreements over one connection from rank 0 to each follower.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::fate::{Doing, Fate, lock};
 use super::faults::bend;
@@ -56,6 +57,32 @@ impl Control {
                 Ok(None)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the next message has begun to arrive. The end of the connection counts: the next call says why.
+    pub(super) fn arrived(&self, within: Option<Duration>) -> Result<bool, RankError> {
+        let wires = lock(&self.wires);
+        let _waiting = self.fate.enter(Doing::Receive);
+        let stream = &wires.streams[0];
+        let failed =
+            |error: std::io::Error| self.fate.lost(0, &format!("its control connection failed ({error})"));
+        // A timeout of nothing is refused by the system.
+        let within = within.map(|time| time.max(Duration::from_millis(1)));
+        stream.set_read_timeout(within).map_err(failed)?;
+        let seen = stream.peek(&mut [0]);
+        stream.set_read_timeout(None).map_err(failed)?;
+        match seen {
+            Ok(_) => Ok(true),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(false)
+            }
+            Err(_) => Ok(true),
         }
     }
 

@@ -224,6 +224,22 @@ impl World {
         }
     }
 
+    /// For who watches this rank from another thread.
+    pub(crate) fn guard(&self) -> Guard {
+        Guard(Arc::clone(&self.fate))
+    }
+
+    /// A follower: whether rank 0 has sent something, or has gone, within a time (`None`: as long as it takes).
+    ///
+    /// # Errors
+    /// As [`World::receive`].
+    pub(crate) fn arrived(&self, within: Option<Duration>) -> Result<bool, RankError> {
+        if self.is_lead() {
+            return Err(self.misuse("arrived", "rank 0 sends the plans"));
+        }
+        self.control.arrived(within)
+    }
+
     /// Runs `hook` once when the world ends by another rank's doing, at once if it has; on a thread of the watch or of
     /// the call that found it. To wake what sleeps apart from the ranks, such as a queue of requests.
     pub fn on_end(&self, hook: impl FnOnce(&End) + Send + 'static) {
@@ -247,6 +263,20 @@ impl World {
 
     fn misuse(&self, call: &'static str, rule: &'static str) -> RankError {
         RankError::Call(format!("rank {} of {} called {call}: {rule}", self.rank(), self.ranks()))
+    }
+}
+
+/// A rank's life, as a watch beside it sees it.
+pub(crate) struct Guard(Arc<Fate>);
+
+impl Guard {
+    /// Whether the rank is in a call that waits for others.
+    pub(crate) fn waits(&self) -> bool {
+        !self.0.pulse().1.is_empty()
+    }
+    /// As [`World::fail`].
+    pub(crate) fn fail(&self, reason: impl Into<String>) -> RankError {
+        self.0.blame(self.0.rank, EndKind::Failed, reason)
     }
 }
 

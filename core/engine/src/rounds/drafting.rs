@@ -7,10 +7,11 @@ use plugfold_abi::points::{
     Observed, Proposal, Rule, SequenceFacts, Wants,
 };
 use plugfold_abi::{List, OpError, Slice, Text, TextBuf};
+use smallvec::SmallVec;
 
 use super::forwards::ForwardsOf;
 use super::steps::{Pace, Steps};
-use super::{RoundError, Running};
+use super::{FEW, RoundError, Running};
 use crate::core::Core;
 use crate::hooks::{HookError, Hooked, Hooks};
 use crate::knobs::Values;
@@ -37,7 +38,7 @@ fn together<T>(
     wants: Wants,
     call: impl FnOnce(&DrafterObject, &ForwardsObject) -> Result<T, OpError>,
 ) -> Result<Result<T, Miss>, RoundError> {
-    let forwards = ForwardsOf::new(core, pace, wants.mtp_layer, running);
+    let forwards = ForwardsOf::new(core, pace, wants.mtp_layer, running, &h.calls);
     let lent = ForwardsObject::lend(&forwards);
     let ran = h.call(|d| call(d, &lent));
     if !wants.mtp_layer {
@@ -98,7 +99,12 @@ pub(super) struct Drafting {
     wants: Vec<Wants>,
     /// Drafters for which the checkpoint has what they want.
     usable: Vec<bool>,
+    /// Choices of the last round, kept for their memory.
+    choices: List<Choice>,
 }
+
+/// What became of each sequence that asked.
+pub(super) type Proposed = SmallVec<[Result<Drafts, Miss>; FEW]>;
 
 impl Drafting {
     pub(super) fn new(hooks: &Arc<Hooks>, mtp: bool, slots: usize) -> Result<Self, HookError> {
@@ -121,7 +127,7 @@ impl Drafting {
         for h in &hooks.policies {
             h.call(|p| p.drafters(Slice::from(&told[..])))?;
         }
-        Ok(Self { hooks: hooks.clone(), names, wants, usable })
+        Ok(Self { hooks: hooks.clone(), names, wants, usable, choices: List::new() })
     }
 
     pub(super) fn names(&self) -> &[String] {
@@ -200,38 +206,55 @@ impl Drafting {
     }
 
     /// The policy's choices, one a sequence.
-    fn choose(&self, candidates: &[Candidate<'_>], shared: usize) -> Result<Vec<Choice>, HookError> {
-        let facts: Vec<SequenceFacts<'_>> = candidates.iter().map(|c| c.facts(shared)).collect();
+    fn choose(
+        &self,
+        candidates: &[Candidate<'_>],
+        shared: usize,
+        choices: &mut List<Choice>,
+    ) -> Result<(), HookError> {
+        let facts: SmallVec<[SequenceFacts<'_>; FEW]> = candidates.iter().map(|c| c.facts(shared)).collect();
         let none = Choice { drafter: NO_DRAFTER, budget: 0, rule: Rule { floor: 0.0, min_match: 0 } };
-        let mut choices: List<Choice> = vec![none; candidates.len()].into();
+        choices.clear();
+        choices.extend(candidates.iter().map(|_| none));
         for h in &self.hooks.policies {
-            h.call(|p| p.decide(Slice::from(&facts[..]), &mut choices))?;
+            h.call(|p| p.decide(Slice::from(&facts[..]), choices))?;
             if choices.len() != candidates.len() {
                 let text =
                     format!("its policy gave {} choices for {} sequences", choices.len(), candidates.len());
                 return Err(h.named(&OpError::new(text)));
             }
         }
-        Ok(choices.into())
+        Ok(())
     }
 
     /// Drafts for the sequences, one entry each, never more than the room. A drafter that fails, fails all that it was
     /// asked for at once.
     pub(super) fn propose(
+        &mut self,
+        core: &mut Core,
+        around: (&World, &Steps, &[Option<Running>]),
+        candidates: &[Candidate<'_>],
+        shared: usize,
+    ) -> Result<Proposed, RoundError> {
+        if self.is_idle() || candidates.is_empty() {
+            return Ok(candidates.iter().map(|_| Ok(Drafts::default())).collect());
+        }
+        let mut choices = std::mem::take(&mut self.choices);
+        let lost = self.choose(candidates, shared, &mut choices).err();
+        let out = self.ask_all(core, around, candidates, &choices, lost);
+        self.choices = choices;
+        out
+    }
+
+    fn ask_all(
         &self,
         core: &mut Core,
         (world, steps, running): (&World, &Steps, &[Option<Running>]),
         candidates: &[Candidate<'_>],
-        shared: usize,
-    ) -> Result<Vec<Result<Drafts, Miss>>, RoundError> {
-        let mut out: Vec<Result<Drafts, Miss>> = candidates.iter().map(|_| Ok(Drafts::default())).collect();
-        if self.is_idle() || candidates.is_empty() {
-            return Ok(out);
-        }
-        let (choices, lost) = match self.choose(candidates, shared) {
-            Ok(choices) => (choices, None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
+        choices: &[Choice],
+        lost: Option<HookError>,
+    ) -> Result<Proposed, RoundError> {
+        let mut out: Proposed = candidates.iter().map(|_| Ok(Drafts::default())).collect();
         let vocab = core.config().vocab_size as u32;
         for (index, h) in self.hooks.drafters.iter().enumerate() {
             let pace = Pace::new(world, steps);
@@ -243,7 +266,7 @@ impl Drafting {
                 }
                 continue;
             }
-            let chosen: Vec<usize> = (0..candidates.len())
+            let chosen: SmallVec<[usize; FEW]> = (0..candidates.len())
                 .filter(|&i| choices[i].drafter as usize == index && self.usable[index])
                 .filter(|&i| choices[i].budget > 0 && candidates[i].room > 0)
                 .collect();
@@ -259,7 +282,7 @@ impl Drafting {
                 draw: candidates[i].draw,
                 ids: Slice::from(candidates[i].ids),
             };
-            let asks: Vec<Ask<'_>> = chosen.iter().map(ask).collect();
+            let asks: SmallVec<[Ask<'_>; FEW]> = chosen.iter().map(ask).collect();
             let count = asks.len();
             let proposals = together(h, core, &pace, running, wants, |d, forwards| {
                 let given = d.propose(Slice::from(&asks[..]), forwards)?;

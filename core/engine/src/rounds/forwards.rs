@@ -10,6 +10,8 @@ use super::prefill::embeds;
 use super::steps::Pace;
 use crate::core::{Core, MtpRows, Want};
 use crate::exchange::exchange;
+use crate::hooks::Calls;
+use crate::program::Read;
 use crate::sampling::draw;
 use crate::service::Sampling;
 
@@ -47,6 +49,8 @@ pub(super) struct ForwardsOf<'a> {
     allowed: bool,
     /// The sequences, whose images stand in for embeddings.
     running: &'a [Option<Running>],
+    /// The drafter's: while a forward runs, it is not the one that hangs.
+    calls: &'a Calls,
 }
 
 impl<'a> ForwardsOf<'a> {
@@ -55,8 +59,9 @@ impl<'a> ForwardsOf<'a> {
         pace: &'a Pace<'a>,
         allowed: bool,
         running: &'a [Option<Running>],
+        calls: &'a Calls,
     ) -> Self {
-        Self { core: Mutex::new(core), pace, allowed, running }
+        Self { core: Mutex::new(core), pace, allowed, running, calls }
     }
 
     /// Per row, what stands in for the embedding of the token that follows it.
@@ -76,6 +81,12 @@ impl Forwards for ForwardsOf<'_> {
     }
 
     fn head(&self, rows: Slice<'_, HeadRows<'_>>) -> Result<List<HeadOut>, OpError> {
+        self.calls.sleep(|| self.run_head(&rows))
+    }
+}
+
+impl ForwardsOf<'_> {
+    fn run_head(&self, rows: &[HeadRows<'_>]) -> Result<List<HeadOut>, OpError> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let (width, capacity) = (core.config().hidden_size, core.capacity());
         for r in rows.iter() {
@@ -104,10 +115,9 @@ impl Forwards for ForwardsOf<'_> {
                 "a drafter that uses the multi-token-prediction layer has to want `mtp_layer`",
             ));
         }
-        self.pace.enter(hash(&rows))?;
+        self.pace.enter(hash(rows))?;
         let replaced: Vec<_> = rows.iter().map(|r| self.embeds(r, width)).collect();
         let list: Vec<MtpRows<'_>> = rows
-            .get_ref()
             .iter()
             .zip(&replaced)
             .map(|(r, embeds)| MtpRows {
@@ -134,7 +144,7 @@ impl Forwards for ForwardsOf<'_> {
             };
             return Err(OpError::new(format!("the draft layer failed: {mine}")));
         }
-        let hidden = core.output(&forward, "rows").unwrap_or(&[]);
+        let hidden = core.read(&forward, Read::Rows).unwrap_or(&[]);
         let (mut out, mut first, mut found) = (List::with_capacity(picks), 0, exchanged.rows.into_iter());
         for r in rows.iter() {
             first += r.next_ids.len();

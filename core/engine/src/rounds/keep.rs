@@ -1,9 +1,9 @@
 //! Snapshots that outlive their request: in their slot, and in stores.
 
-use plugfold_abi::Slice;
 use plugfold_abi::points::{
     SaveFacts, SaveKind, SequenceEvent, SequencesObject, Store, StoreObject, interest,
 };
+use plugfold_abi::{Slice, Text};
 
 use super::{RoundError, Rounds};
 use crate::core::{Core, SequencesOf};
@@ -47,6 +47,9 @@ impl Rounds {
             return Ok(());
         }
         let (knobs, draft) = (running.knobs.clone(), running.admission.draft);
+        let at = core.slot(slot).len();
+        let reason =
+            if kind == SaveKind::Mark { running.admission.reason(at).to_owned() } else { String::new() };
         let tag = core.tag(&knobs)?;
         let length = core.slot(slot).len();
         if length == 0
@@ -56,12 +59,19 @@ impl Rounds {
             return Ok(());
         }
         if kind != SaveKind::Mark {
-            let snapshot = core.snapshot(slot)?;
+            // What cannot be kept here cannot be resumed here, and then nowhere: that costs a prefill, nothing now.
+            let snapshot = match core.snapshot(slot) {
+                Ok(snapshot) => Some(snapshot),
+                Err(error) => {
+                    tracing::warn!("{error}: a state of slot {slot} is not kept");
+                    None
+                }
+            };
             let held = |k: &Kept| core.slot(slot).holds(&k.snapshot) && k.snapshot.ids.len() != length;
             self.kept[slot].retain(held);
             let extra = (self.kept[slot].len() + 1).saturating_sub(KEPT);
             self.kept[slot].drain(..extra);
-            self.kept[slot].push(Kept { snapshot });
+            self.kept[slot].extend(snapshot.map(|snapshot| Kept { snapshot }));
         }
         let ids = core.slot(slot).ids.clone();
         let facts = SaveFacts {
@@ -70,6 +80,7 @@ impl Rounds {
             tag: tag.id,
             grid: tag.grid,
             kind,
+            reason: Text::from(reason.as_str()),
             draft,
         };
         let hooks = self.hooks.clone();

@@ -9,6 +9,7 @@ use super::{Outcome, RoundError, Rounds};
 use crate::core::{Core, SeqRows, Want};
 use crate::hooks::HookError;
 use crate::plan::{Admission, Piece};
+use crate::program::Read;
 use crate::ranks::World;
 
 impl Rounds {
@@ -119,6 +120,7 @@ impl Rounds {
         }
         let rows = self.hidden(core, &forward, draft);
         core.commit(&forward, &[end - start])?;
+        core.recycle(forward);
         if draft {
             self.absorbed(core, world, slot, start, &tokens, &rows)?;
         }
@@ -144,7 +146,7 @@ impl Rounds {
     /// The final rows of a forward, where a drafter reads them.
     pub(super) fn hidden(&self, core: &mut Core, forward: &crate::core::Forward, draft: bool) -> Vec<f32> {
         if draft && self.drafting.wants_hidden() {
-            core.output(forward, "rows").map(<[f32]>::to_vec).unwrap_or_default()
+            core.read(forward, Read::Rows).map(<[f32]>::to_vec).unwrap_or_default()
         } else {
             Vec::new()
         }

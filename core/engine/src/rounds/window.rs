@@ -2,10 +2,11 @@
 
 use plugfold_abi::points::{NO_DRAFTER, Observed, Observer, Rider, SaveKind, SequenceEvent, interest};
 use plugfold_abi::{Phase, Slice, SliceMut};
+use smallvec::SmallVec;
 
 use super::drafting::{Candidate, Drafts};
 use super::steps::Drawn;
-use super::{End, Outcome, RoundError, Rounds};
+use super::{End, FEW, Outcome, RoundError, Rounds};
 use crate::core::{Core, Forward, SeqRows, Want};
 use crate::exchange::{ExchangeError, Exchanged, exchange};
 use crate::logprobs::{Ask, logprobs};
@@ -16,12 +17,15 @@ use crate::sampling::{accept, best, candidates_needed};
 /// One sequence's part of a forward that is about to run.
 struct Lane {
     slot: usize,
-    tokens: Vec<u32>,
+    tokens: SmallVec<[u32; 16]>,
     drafter: Option<usize>,
 }
 
+/// The lanes of a round; few enough not to need memory of their own.
+type Lanes = SmallVec<[Lane; FEW]>;
+
 /// The windows as all ranks must have them.
-fn drawn(lanes: &[Lane]) -> Vec<Drawn> {
+fn drawn(lanes: &[Lane]) -> SmallVec<[Drawn; FEW]> {
     let hash = |tokens: &[u32]| {
         let mixed = |h: u64, t: &u32| (h ^ u64::from(*t)).wrapping_mul(0x0000_0100_0000_01b3);
         tokens.iter().fold(0xcbf2_9ce4_8422_2325, mixed)
@@ -74,7 +78,7 @@ impl Rounds {
         let hooks = self.hooks.clone();
         while !lanes.is_empty() {
             let first = self.knobs_of(lanes[0].slot);
-            let (group, rest): (Vec<Lane>, Vec<Lane>) =
+            let (group, rest): (Lanes, Lanes) =
                 lanes.into_iter().partition(|l| hooks.knobs.meet(&first, &self.knobs_of(l.slot)));
             self.window(core, world, &group, out)?;
             lanes = rest;
@@ -107,11 +111,11 @@ impl Rounds {
     }
 
     /// The windows of the decoding slots: the pending token and its drafts.
-    fn lanes(&mut self, core: &mut Core, world: &World, slots: &[usize]) -> Result<Vec<Lane>, RoundError> {
+    fn lanes(&mut self, core: &mut Core, world: &World, slots: &[usize]) -> Result<Lanes, RoundError> {
         let window = core.capacity().window_rows;
         let idle = self.drafting.is_idle();
-        let mut lanes = Vec::new();
-        let mut asking = Vec::new();
+        let mut lanes = Lanes::new();
+        let mut asking: SmallVec<[Candidate<'_>; FEW]> = SmallVec::new();
         for &slot in slots.iter().filter(|_| !idle) {
             let pending = self.running[slot].as_ref().and_then(|r| r.pending);
             let (text, ids) = (&mut self.texts[slot], &core.slot(slot).ids);
@@ -123,7 +127,7 @@ impl Rounds {
         for &slot in slots {
             let Some(running) = &self.running[slot] else { continue };
             let Some(pending) = running.pending else { continue };
-            lanes.push(Lane { slot, tokens: vec![pending], drafter: None });
+            lanes.push(Lane { slot, tokens: SmallVec::from_slice(&[pending]), drafter: None });
             // Drafts beyond the budget or the slot's end could never be emitted.
             let left = running.admission.max_tokens - running.generated;
             let length = core.slot(slot).len();
@@ -145,7 +149,8 @@ impl Rounds {
         }
         let around = (world, &self.steps, &self.running[..]);
         let proposed = self.drafting.propose(core, around, &asking, lanes.len())?;
-        let slots: Vec<usize> = asking.iter().map(|c| c.slot).collect();
+        let slots: SmallVec<[usize; FEW]> = asking.iter().map(|c| c.slot).collect();
+        drop(asking);
         for (slot, drafts) in slots.into_iter().zip(proposed) {
             match drafts {
                 Ok(Drafts { tokens, drafter }) => {
@@ -167,11 +172,11 @@ impl Rounds {
         lanes: &[Lane],
         out: &mut Vec<(usize, Outcome)>,
     ) -> Result<(), RoundError> {
-        let row = |l: &Lane| -> SeqRows<'_> {
-            // Lanes outlive the forward.
-            SeqRows { slot: l.slot, tokens: &[], want: Want::All, embeds: &[] }
+        let row = |l| -> SeqRows<'_> {
+            let Lane { slot, tokens, .. }: &Lane = l;
+            SeqRows { slot: *slot, tokens, want: Want::All, embeds: &[] }
         };
-        let rows: Vec<SeqRows<'_>> = lanes.iter().map(|l| SeqRows { tokens: &l.tokens, ..row(l) }).collect();
+        let rows: SmallVec<[SeqRows<'_>; FEW]> = lanes.iter().map(row).collect();
         let admissions = lanes.iter().filter_map(|l| self.running[l.slot].as_ref()).map(|r| &r.admission);
         let candidates = candidates(core, admissions);
         let forward = core.forward(Phase::Window, &rows, Some(candidates), false)?;
@@ -191,10 +196,10 @@ impl Rounds {
                 return Ok(());
             }
         };
-        let starts: Vec<usize> = lanes.iter().map(|l| core.slot(l.slot).len()).collect();
+        let starts: SmallVec<[usize; FEW]> = lanes.iter().map(|l| core.slot(l.slot).len()).collect();
         let drafting = |l: &Lane| self.running[l.slot].as_ref().is_some_and(|r| r.admission.draft);
-        let drafts: Vec<bool> = lanes.iter().map(drafting).collect();
-        let mut taken = Vec::with_capacity(lanes.len());
+        let drafts: SmallVec<[bool; FEW]> = lanes.iter().map(drafting).collect();
+        let mut taken: SmallVec<[Taken; FEW]> = SmallVec::new();
         let mut first = 0;
         for (lane, start) in lanes.iter().zip(&starts) {
             let (rows, at) = (&mut found[first..first + lane.tokens.len()], first);
@@ -207,8 +212,9 @@ impl Rounds {
         }
         tell(core, &forward, &mut taken)?;
         let hidden = self.hidden(core, &forward, drafts.contains(&true));
-        let keeps: Vec<usize> = taken.iter().map(|t| t.keep).collect();
+        let keeps: SmallVec<[usize; FEW]> = taken.iter().map(|t| t.keep).collect();
         core.commit(&forward, &keeps)?;
+        core.recycle(forward);
         self.committed(core, world, lanes, &starts, &keeps, &drafts, &hidden)?;
         // Before anything else is exchanged: a rank whose drafter failed waits here for the others.
         let failed = self.agree(core, world, "a window")?;
@@ -282,7 +288,7 @@ impl Rounds {
             } else {
                 let words =
                     all.chunks(each.max(1)).take(ranks).flat_map(|rank| rank[at..at + n].iter().copied());
-                let mine: Vec<u32> = words.collect();
+                let mine: SmallVec<[u32; 32]> = words.collect();
                 h.call(|r| r.read(Slice::from(&mine[..])))?;
             }
             at += n;
@@ -340,6 +346,9 @@ impl Rounds {
 
 /// Adds the log probabilities that are asked for, while the forward's logits are there.
 pub(super) fn tell(core: &mut Core, forward: &Forward, taken: &mut [Taken]) -> Result<(), ExchangeError> {
+    if taken.iter().all(|t| t.asks.is_empty()) {
+        return Ok(());
+    }
     let asks: Vec<Ask> = taken.iter().flat_map(|t| t.asks.iter().cloned()).collect();
     let mut told = logprobs(core, forward, &asks)?.into_iter();
     for t in taken {

@@ -45,8 +45,7 @@ impl Registry {
                     (found.ok_or_else(missing)?, granted)
                 }
             };
-            let link =
-                Link { owner: runs.owner.clone(), provider: runs.provider.clone(), plan: granted.plan };
+            let link = runs.link(&entry.owner, granted.plan);
             claims.push((entry, link, granted));
         }
         Ok(claims)

@@ -3,7 +3,7 @@
 use plugfold_abi::{Bits, Claim, Program, Provider};
 
 use super::choose::{above, selected};
-use super::{Entry, Fused, HookError, Link, Registry, ResolveError, ResolvedStep};
+use super::{Entry, Fused, HookError, Registry, ResolveError, ResolvedStep};
 use crate::state::CacheTable;
 use crate::weights::WeightTable;
 
@@ -45,7 +45,8 @@ impl Registry {
         let free = steps.iter().all(|s| {
             matches!(s.fused, Fused::Alone)
                 && above(entry, &s.decides)
-                && s.chain.iter().all(|link| above(entry, &link.owner))
+                // Whoever sent calls to a provider of another plugin has replaced the operation, too.
+                && s.chain.iter().all(|link| above(entry, &link.owner) && above(entry, &link.claimer))
         });
         same && together && free
     }
@@ -84,7 +85,7 @@ impl Registry {
         for s in &mut *covered {
             s.fused = Fused::Inside;
         }
-        let link = Link { owner: entry.owner.clone(), provider: entry.provider.clone(), plan: granted.plan };
+        let link = entry.link(&entry.owner, granted.plan);
         covered[0].fused = Fused::First(link, entry.covers.len());
         Ok(true)
     }

@@ -154,6 +154,33 @@ fn calls_of_one_operation_go_to_their_own_providers_beneath() {
     assert_eq!((count(&ran), count(&ran_second)), (10, 10));
 }
 
+/// Sends calls of an operation to a provider of another plugin.
+fn sending(op: &'static str, to: &'static str, bits: fn() -> Bits) -> Planted {
+    answering(op, Reference, move |_| Ok(Claim::As(to.into(), Granted::plain(bits()))))
+}
+
+#[test]
+fn calls_that_are_sent_to_another_provider_are_not_swallowed_by_a_fusion() {
+    // A fusion of the plugin to whose provider the calls are sent: who sent them is over neither.
+    let named = || Planted { name: "kernel", ..planted("moe.pick", Reference, Bits::of("ref")) };
+    for bits in [(|| Bits::of("ref")) as fn() -> Bits, || Bits::own("sent")] {
+        for over in [&[][..], &["s"]] {
+            for first in [false, true] {
+                let (kernel, fused) = (named(), route(bits()));
+                let (ran_kernel, ran) = (kernel.ran.clone(), fused.ran.clone());
+                let sender = ("s", &[][..], sending("moe.pick", "f/kernel", bits));
+                let (kernel, fused) = (("f", over, kernel), ("f", over, fused));
+                let mut core =
+                    load(if first { vec![kernel, fused, sender] } else { vec![kernel, sender, fused] });
+                let what = format!("{:?}, over {over:?}, fusion first: {first}", bits());
+                assert_eq!(run(&mut core), plain(), "{what}");
+                assert_eq!(count(&ran) > 0, !over.is_empty(), "{what}");
+                assert!(count(&ran_kernel) > 0, "{what}: the kernel runs, alone or beneath the fusion");
+            }
+        }
+    }
+}
+
 #[test]
 fn covers_that_make_no_sense_are_refused() {
     let wrong = Planted { covers: ROUTE, ..planted("moe.pick", Pass, Bits::of("ref")) };
