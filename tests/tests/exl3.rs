@@ -7,13 +7,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use half::f16;
+use plugfold::exact::{GATES, Setup, Verdict, run};
+use plugfold_0060_latent_kv as latent;
+use plugfold_abi::points::LayoutLinkObject;
+use plugfold_abi::{PassObject, ProviderObject};
 use plugfold_engine::checkpoint::Checkpoint;
+use plugfold_engine::core::CoreOptions;
+use plugfold_engine::hooks::Hooks;
+use plugfold_engine::rank::Options;
 use plugfold_engine::service::{Sampling, Service};
 use plugfold_kernels::cpu::exl3::{Codebook, Embedding, Layer, Planes, Rate, quantize};
 use plugfold_tests::goldens::{tiny_dir, within};
-use plugfold_tests::model::{engine, ids, on_ranks, options, plain, reply, request};
+use plugfold_tests::model::{engine, ids, on_ranks, on_ranks_with, options, plain, reply, request};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::json;
@@ -294,4 +302,39 @@ fn coded_weights_stay_coded_in_memory() {
     let (coded, plain) = (weights(pair.coded.path()), weights(pair.plain.path()));
     // Plain numbers take 16 times 2 bits; what is not coded is the same in both.
     assert!(coded * 4 < plain, "{coded} bytes of {plain}");
+}
+
+/// Weights in EXL3 beside a plain `kv_b`, as checkpoints are published, under a cache of latents.
+#[test]
+fn a_cache_of_latents_beside_coded_weights_keeps_every_promise() {
+    let latents = || {
+        let mut hooks = Hooks::default();
+        hooks.add_object("0060", LayoutLinkObject::new(latent::layout::Rows { host: None })).unwrap();
+        hooks.add_object("0060", PassObject::new(latent::pass::Around)).unwrap();
+        for op in latent::provide::ALL {
+            hooks.add_object("0060", ProviderObject::new(latent::provide::Latent(op))).unwrap();
+        }
+        hooks
+    };
+    let pair = pair(true, mixed);
+    let source = Checkpoint::open(pair.coded.path()).unwrap();
+    let kv_b: Vec<&str> = source.names().filter(|name| name.contains("kv_b_proj")).collect();
+    assert!(!kv_b.is_empty());
+    for name in &kv_b {
+        assert_eq!(source.tensor(name).unwrap().dtype, Dtype::BF16, "{name}");
+    }
+    let with = |dir: &Path, ranks: usize| {
+        let core = |_| CoreOptions { hooks: Arc::new(latents()), ..CoreOptions::default() };
+        on_ranks_with(&options(dir, 1, 64), ranks, core, |r| r.trace(&prompt(), false).unwrap().logits)
+    };
+    let want = with(pair.plain.path(), 1);
+    for ranks in [1, 2] {
+        within(&format!("{ranks} ranks"), &with(pair.coded.path(), ranks), &want, HALF);
+        let options = Options { context: Some(128), ..Options::new(pair.coded.path()) };
+        let setup = Setup::with_hooks(options, ranks, move |_| Ok(latents()));
+        for gate in GATES {
+            let verdict = run(gate, &setup);
+            assert!(!matches!(verdict, Verdict::Broken(_)), "{} on {ranks} ranks: {verdict}", gate.name);
+        }
+    }
 }
