@@ -60,7 +60,7 @@ pub trait Machine: Send + Sync {
     /// Memory that is used up.
     fn round_memory(&self, bytes: usize) -> Result<u64, CudaError>;
 
-    /// What [`round`] last sent.
+    /// The bytes of the round table that lie in the machine's memory.
     fn last_round(&self) -> &Mutex<Vec<u8>>;
 }
 
