@@ -316,7 +316,8 @@ fn run(core: &mut Core) -> Bitwise {
     let hidden = core.output(&f, "rows").unwrap().to_vec();
     core.commit(&f, &[4]).unwrap();
     let next = ids(3, 6, 480);
-    let rows = [MtpRows { slot: 0, start: 37, next_ids: &next, hidden: &hidden, want: Want::All }];
+    let rows =
+        [MtpRows { slot: 0, start: 37, next_ids: &next, hidden: &hidden, want: Want::All, embeds: &[] }];
     let f = core.mtp(&rows, true, None).unwrap();
     assert_eq!(f.failure, None);
     all.extend(bits(core.output(&f, "logits").unwrap()));
