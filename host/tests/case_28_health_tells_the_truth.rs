@@ -53,7 +53,7 @@ fn a_rank_gets(signal: &str) {
     let [rank] = ranks[..] else { panic!("one further rank: {ranks:?}") };
 
     // A reply that is on its way when it happens.
-    let body = json!({"prompt": "abc", "max_tokens": 20_000, "ignore_eos": true, "stream": true}).to_string();
+    let body = json!({"prompt": "abc", "max_tokens": 2_000, "ignore_eos": true, "stream": true}).to_string();
     let mut waiting = TcpStream::connect(&served.address).unwrap();
     waiting.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(

@@ -40,7 +40,8 @@ fn exact(ranks: &str, more: &[&str]) {
     let line = ["exact", "--profile", "minimal", "--model", &dir, "--threads", "1", "--ranks", ranks];
     let output = plugfold(cache.path(), &[&line[..], more].concat());
     assert!(output.status.success(), "{more:?} on {ranks} ranks: {}", text(&output));
-    let held = text(&output).lines().filter(|l| l.contains("holds (")).count();
+    // Whether a plugin promises equal bits depends on the list.
+    let held = text(&output).lines().filter(|l| l.contains("holds (") && !l.starts_with("same-bits")).count();
     assert_eq!(held, if ranks == "1" { 7 } else { 8 }, "{}", text(&output));
 }
 

@@ -91,6 +91,7 @@ fn a_list_of_many_plugins_starts() {
         let id = format!("91{i:02}");
         if let Some(before) = names.last() {
             patch(&mut bytes, &format!("id = \"{}\"", &before[..4]), &format!("id = \"{id}\""));
+            patch(&mut bytes, &format!("hostile_{}", &before[..4]), &format!("hostile_{id}"));
         }
         names.push(format!("{id}-hostile"));
         place.put(&names[i], &bytes);

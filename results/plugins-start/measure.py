@@ -27,6 +27,7 @@ def copies(library: bytes, folder: pathlib.Path, count: int) -> list[str]:
         plugin, word = f"{9000 + number}", f"host{number:03d}"
         copy = library.replace(b'id = "9900"', f'id = "{plugin}"'.encode())
         copy = copy.replace(b'name = "hostile"', f'name = "{word}"'.encode())
+        copy = copy.replace(b"hostile_mood", f"hostile_{plugin}".encode())
         (folder / f"libplugfold_{plugin}_{word}.so").write_bytes(copy)
         names.append(f"{plugin}-{word}")
     return names

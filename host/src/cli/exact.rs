@@ -64,8 +64,17 @@ fn silent(setup: &Setup) -> anyhow::Result<Vec<Silent>> {
     for chosen in &setup.chosen {
         let manifest = &chosen.library.manifest;
         if manifest.class() < Class::NewArithmetic {
-            let without =
-                setup.without(&manifest.id).with_context(|| format!("without {}", manifest.label()))?;
+            // What was said for the others may be possible only with it.
+            let without = match setup.without(&manifest.id) {
+                Ok(without) => without,
+                Err(error) => {
+                    super::tell(&format_args!(
+                        "same-bits: not tried without {}: {error:#}",
+                        manifest.label()
+                    ));
+                    continue;
+                }
+            };
             let (name, class) = (manifest.label(), manifest.class().to_string());
             let brought =
                 |b: &ByName| b.kind == "transport" && Some(&b.name) == setup.settings().transport.as_ref();

@@ -9,7 +9,7 @@ use plugfold::plugins::probe::Probe;
 use plugfold::plugins::settle::Settled;
 use plugfold::plugins::{Search, same_plugin};
 use plugfold_abi::TextBuf;
-use plugfold_manifest::Manifest;
+use plugfold_manifest::{Manifest, Need};
 use serde::{Deserialize, Serialize};
 
 use super::ModelArgs;
@@ -98,10 +98,16 @@ impl Setup {
     pub fn without(&self, id: &str) -> anyhow::Result<Self> {
         let mut gone = vec![id.to_owned()];
         loop {
+            let stays = |c: &&Chosen| !gone.contains(&c.library.manifest.id);
+            let offered = |service: &str| {
+                let offers = |c: &Chosen| c.library.manifest.offers.iter().any(|o| o.service == service);
+                self.chosen.iter().filter(stays).any(offers)
+            };
             let needs = |c: &&Chosen| {
                 let manifest = &c.library.manifest;
-                !gone.contains(&manifest.id)
-                    && manifest.requires.iter().any(|r| gone.iter().any(|g| same_plugin(r, g)))
+                stays(c)
+                    && (manifest.requires.iter().any(|r| gone.iter().any(|g| same_plugin(r, g)))
+                        || manifest.wants.iter().any(|w| w.need == Need::Required && !offered(&w.service)))
             };
             let Some(next) = self.chosen.iter().find(needs).map(|c| c.library.manifest.id.clone()) else {
                 break;

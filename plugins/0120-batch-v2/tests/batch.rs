@@ -40,7 +40,8 @@ fn batch(settings: Settings, rank: usize) -> Hooks {
 fn gated(slots: usize, ranks: usize, after: u32) -> (Engine, Gate) {
     let gate = Mutex::new(None);
     let engine = engine(&options(slots), ranks, |rank| {
-        let mut hooks = batch(SETTINGS, rank);
+        // Prompts never wait for those who decode: how long a round takes must not decide who meets whom.
+        let mut hooks = batch(Settings { share: 1.0, ..SETTINGS }, rank);
         // All ranks have the same hooks; only rank 0 plans, and it is the last to be made.
         *gate.lock().unwrap() = Some(support::gate(&mut hooks, after));
         hooks
@@ -82,8 +83,9 @@ fn concurrent_requests_with_mixed_policies_equal_each_alone_and_serial() {
 /// The batch with the drafting plugins, whose priced policies look at the whole round.
 fn priced(rank: usize) -> Hooks {
     let (mut hooks, services) = Drafting::default().parts().unwrap();
-    hooks.add_object("0120", LimitsLinkObject::new(Slots { settings: SETTINGS, host: None })).unwrap();
-    hooks.add_object("0120", PlannerObject::new(Batch::new(SETTINGS, None))).unwrap();
+    let settings = Settings { share: 1.0, ..SETTINGS };
+    hooks.add_object("0120", LimitsLinkObject::new(Slots { settings, host: None })).unwrap();
+    hooks.add_object("0120", PlannerObject::new(Batch::new(settings, None))).unwrap();
     hooks.add_object("0120", ObserverObject::new(Stats::new(rank == 0))).unwrap();
     let depths = Arc::new(Depths::default());
     let policies = services.iter().find(|s| s.interface() == "policies").unwrap();
