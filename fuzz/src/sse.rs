@@ -78,7 +78,7 @@ fn messages(server: &TestServer) {
     for (block, part) in content.iter().zip(&parts) {
         match block["type"].as_str() {
             Some("tool_use") => {
-                assert_eq!(serde_json::from_str::<Value>(part).ok().as_ref(), Some(&block["input"]))
+                assert_eq!(serde_json::from_str::<Value>(part).ok().as_ref(), Some(&block["input"]));
             }
             Some(kind) => assert_eq!(block[kind].as_str(), Some(part.as_str()), "{whole}"),
             None => panic!("{whole}"),

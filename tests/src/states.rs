@@ -21,7 +21,9 @@ pub struct State {
 
 /// States by the ids that they are of, after prompts (`false`) and replies (`true`).
 #[derive(Clone, Debug, Default)]
-pub struct States(Arc<Mutex<BTreeMap<(bool, Vec<u32>), State>>>);
+pub struct States(Arc<Mutex<Noted>>);
+
+type Noted = BTreeMap<(bool, Vec<u32>), State>;
 
 impl States {
     /// Notes the states of an engine with these hooks.

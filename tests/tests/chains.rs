@@ -423,7 +423,10 @@ fn serves_quietly(server: &TestServer) {
 }
 
 /// Keeps what sequences begin with.
-struct Begun(Arc<Mutex<Vec<(u64, Vec<Attachment>)>>>);
+struct Begun(Seen);
+
+/// Requests with their attachments.
+type Seen = Arc<Mutex<Vec<(u64, Vec<Attachment>)>>>;
 
 impl Observer for Begun {
     fn interests(&self) -> Result<u32, OpError> {

@@ -2,6 +2,7 @@
 //! Every one gets the reply that the agent needs: a call of a tool that it offers, streamed in its dialect to a proper end.
 #![allow(clippy::unwrap_used)]
 
+use std::fmt::Write as _;
 use std::path::Path;
 
 use plugfold::text::testing::tokenizer;
@@ -31,7 +32,7 @@ fn send(server: &TestServer, recording: &Value) -> Reply {
         recording["path"].as_str().unwrap()
     );
     for (name, value) in recording["headers"].as_object().unwrap() {
-        head += &format!("{name}: {}\r\n", value.as_str().unwrap());
+        write!(head, "{name}: {}\r\n", value.as_str().unwrap()).unwrap();
     }
     Reply::parse(&server.raw(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()))
 }

@@ -238,10 +238,14 @@ impl WeightBuilder for Panels {
             let mut values = vec![0.0; n * k];
             let beyond = u32::from(self.fault == "beyond");
             rows.read(matrix, beyond, m.n, m.first, m.k, SliceMut::from(&mut values[..]))?;
-            values.iter_mut().for_each(|v| *v += self.add);
+            for value in &mut values {
+                *value += self.add;
+            }
             let packed = pack_f32(&values, n, k);
             let at = matrix as usize * packed.len();
             assert_eq!(planes[0].ptr as usize % 64, 0);
+            // Planes begin at multiples of 64.
+            #[allow(clippy::cast_ptr_alignment)]
             // SAFETY: the plane has room for all matrices, and is this call's.
             let to =
                 unsafe { std::slice::from_raw_parts_mut(planes[0].ptr.cast::<f32>().add(at), packed.len()) };
@@ -419,9 +423,11 @@ fn every_plane_is_read_back_bit_for_bit_with_its_shape() {
             .map(|(layer, site, purpose, w)| {
                 let planes = w.planes.map(|v| {
                     let len = v.span_bytes();
+                    if len == 0 {
+                        return (v.rows, v.cols, v.stride, v.dtype as u8, Vec::new());
+                    }
                     // SAFETY: planes of loaded weights are readable and unwritten.
-                    let bytes =
-                        if len == 0 { &[][..] } else { unsafe { std::slice::from_raw_parts(v.ptr, len) } };
+                    let bytes = unsafe { std::slice::from_raw_parts(v.ptr, len) };
                     (v.rows, v.cols, v.stride, v.dtype as u8, bytes.to_vec())
                 });
                 let sizes = (w.n, w.k, w.count);

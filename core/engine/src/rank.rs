@@ -342,6 +342,7 @@ impl<'h> Boot<'h> {
     }
 }
 
+#[allow(clippy::needless_pass_by_value)] // as `map_err` gives it
 fn refused(error: ChoiceError) -> StartError {
     StartError::Options(error.to_string())
 }

@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn who_waits_for_others_has_twice_the_time() {
-        let mut hooks = Hooks::default();
         struct Idle;
         impl plugfold_abi::points::Planner for Idle {}
+        let mut hooks = Hooks::default();
         hooks.add_object("p", plugfold_abi::points::PlannerObject::new(Idle)).unwrap();
         let busy = hooks.planners[0].calls.clone();
         let _busy = busy.enter();

@@ -149,6 +149,7 @@ impl KnobTable {
 
     /// Takes the values at load, as the owners of custom knobs have put them.
     #[must_use]
+    #[allow(clippy::needless_pass_by_value)] // the list is shared, as everybody has it
     pub fn with_defaults(mut self, defaults: Arc<[KnobValue]>) -> Self {
         for (knob, value) in self.knobs.iter_mut().zip(defaults.iter()) {
             knob.default = value.clone();

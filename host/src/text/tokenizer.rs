@@ -13,6 +13,7 @@ use super::TextError;
 
 /// A token that the tokenizer adds beside its vocabulary: role markers, thinking and tool-call markup.
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools)] // the marks of `tokenizer.json`
 pub struct ControlToken {
     /// Its text.
     pub text: String,

@@ -41,7 +41,7 @@ pub fn group(range: Range, values: &[f32], codes: &mut [i8]) -> (bf16, bf16) {
     let chosen = match range {
         Range::Whole => whole,
         Range::Best => {
-            let (centre, half) = ((lo + hi) / 2.0, (hi - lo) / 2.0);
+            let (centre, half) = (f32::midpoint(lo, hi), (hi - lo) / 2.0);
             let mut best = (whole, error(values, whole));
             for factor in &FACTORS[1..] {
                 let tried = coefficients(centre - half * factor, centre + half * factor);

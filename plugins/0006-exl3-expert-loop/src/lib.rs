@@ -168,7 +168,7 @@ mod tests {
         query
     }
 
-    fn claims(provider: Looped, query: &Query<'_>) -> bool {
+    fn claims(provider: &Looped, query: &Query<'_>) -> bool {
         match provider.claim(query).unwrap() {
             Claim::Yes(granted) => {
                 assert_eq!(
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn calls_of_one_tile_stay_with_the_reference() {
         for (rows, mine) in [(1, false), (16, false), (17, true), (4096, true)] {
-            assert_eq!(claims(UP, &query(rows, formats::EXL3_SEGMENTS, &[])), mine, "{rows} rows");
+            assert_eq!(claims(&UP, &query(rows, formats::EXL3_SEGMENTS, &[])), mine, "{rows} rows");
         }
     }
 
@@ -236,19 +236,19 @@ mod tests {
         let values = |on| [KnobValue::Int(0), KnobValue::Bool(on)];
         let off = Looped { on: false, ..UP };
         for (on, load) in [(true, UP), (true, off.clone())] {
-            assert!(claims(load.clone(), &query(64, formats::PANEL16_BF16, &values(on))));
-            assert!(!claims(load, &query(64, formats::PANEL16_BF16, &values(!on))));
+            assert!(claims(&load.clone(), &query(64, formats::PANEL16_BF16, &values(on))));
+            assert!(!claims(&load, &query(64, formats::PANEL16_BF16, &values(!on))));
         }
         assert!(
-            !claims(off, &query(64, formats::PANEL16_F32, &[])),
+            !claims(&off, &query(64, formats::PANEL16_F32, &[])),
             "the value at load, where nobody resolved one"
         );
-        assert!(!claims(UP, &query(64, formats::ROWS_BF16, &[])));
+        assert!(!claims(&UP, &query(64, formats::ROWS_BF16, &[])));
         let other = Query { device_class: Text::from("sm_90"), ..query(64, formats::PANEL16_F32, &[]) };
-        assert!(!claims(UP, &other));
+        assert!(!claims(&UP, &other));
         let down = Looped { half: Half::Down, ..UP };
-        assert!(!claims(down, &query(64, formats::PANEL16_F32, &[])), "another operation");
+        assert!(!claims(&down, &query(64, formats::PANEL16_F32, &[])), "another operation");
         let draft = Query { phase: Phase::Draft, ..query(64, formats::PANEL16_F32, &[]) };
-        assert!(!claims(UP, &draft));
+        assert!(!claims(&UP, &draft));
     }
 }

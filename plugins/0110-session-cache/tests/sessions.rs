@@ -306,6 +306,7 @@ mod ring {
         fn claim(&self, _: &Query<'_>) -> Result<Claim, OpError> {
             Ok(Claim::Yes(Granted::plain(Bits::own("toy"))))
         }
+        #[allow(clippy::cast_ptr_alignment)] // rows of caches lie at multiples of their size
         fn run(&self, call: &Call<'_>, _: &Plan, _: &BelowObject) -> Result<(), OpError> {
             for (i, position) in call.round.positions.iter().enumerate() {
                 let slot = call.round.seq_slot[call.round.row_seq[i] as usize];

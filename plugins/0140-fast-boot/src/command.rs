@@ -80,7 +80,7 @@ impl Tool {
         Ok((text, sound))
     }
 
-    fn verify(&self, folder: &std::path::Path, manifest: &crate::folder::Manifest) -> Result<String, String> {
+    fn verify(folder: &std::path::Path, manifest: &crate::folder::Manifest) -> Result<String, String> {
         // Chunk by chunk, so that the check of a folder takes no memory of its size.
         let data = std::fs::File::open(folder.join(DATA)).map_err(|e| e.to_string())?;
         let mut buffer = vec![0; CHUNK.min(manifest.bytes) as usize];
@@ -178,7 +178,7 @@ impl Command for Tool {
                 let gb = m.bytes as f64 / 1e9;
                 Ok(format!("{gb:.3} GB, key {}, written {} s after 1970", m.key, m.created))
             })?,
-            What::Verify => self.each(|folder, manifest| self.verify(folder, manifest))?,
+            What::Verify => self.each(Self::verify)?,
             What::Rate => self.each(|folder, manifest| self.rate(folder, manifest))?,
         };
         if sound {

@@ -41,10 +41,10 @@ pub struct Cache {
 
 impl Cache {
     /// Rank 0's bytes on every rank.
-    fn from_lead(&self, what: &str, mine: &[u8]) -> Result<Vec<u8>, OpError> {
+    fn of_lead(&self, what: &str, mine: &[u8]) -> Result<Vec<u8>, OpError> {
         let all = self.host.agree(Text::from(what), Slice::from(mine))?;
         all.first()
-            .map(|bytes| bytes.to_vec())
+            .map(plugfold_abi::std_types::RVec::to_vec)
             .ok_or_else(|| OpError::new(format!("{what}: no rank answers")))
     }
 
@@ -115,12 +115,12 @@ impl WeightCache for Cache {
                     Err(why) => self.host.log(Level::Warn, Text::from(&*format!("{why}: measured again")))?,
                 }
             }
-            found = bits_of(&self.from_lead("stored cost table", &bytes_of(&found))?);
+            found = bits_of(&self.of_lead("stored cost table", &bytes_of(&found))?);
         }
         let hit = !found.is_empty();
         if !hit {
             let mine: Vec<u64> = measure.measure()?.iter().map(|v| v.to_bits()).collect();
-            found = bits_of(&self.from_lead("measured cost table", &bytes_of(&mine))?);
+            found = bits_of(&self.of_lead("measured cost table", &bytes_of(&mine))?);
             if lead && let Err(e) = self.store(&path, ranks, found.clone()) {
                 let told = format!("{}: {e}: the cost table is not stored", path.display());
                 self.host.log(Level::Warn, Text::from(&*told))?;

@@ -160,6 +160,9 @@ impl Root {
     }
 
     /// Every rank's folder under the root, with what its manifest says or what is wrong with it.
+    ///
+    /// # Errors
+    /// A folder that cannot be listed.
     pub fn folders(&self) -> io::Result<Vec<(PathBuf, Result<Manifest, String>)>> {
         let mut found = Vec::new();
         for model in inside(&self.0)? {

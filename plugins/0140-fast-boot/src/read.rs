@@ -163,7 +163,7 @@ pub fn raw(path: &Path, threads: usize, buffers: &mut [u8]) -> io::Result<u64> {
         let all = buffers.chunks_exact_mut(CHUNK as usize).take(threads.max(1));
         let all: Vec<_> = all.map(|buffer| scope.spawn(|| work(buffer))).collect();
         let panicked = || Err(io::Error::other("a reading thread panicked"));
-        all.into_iter().map(|t| t.join().unwrap_or_else(|_| panicked())).collect::<io::Result<()>>()
+        all.into_iter().try_for_each(|t| t.join().unwrap_or_else(|_| panicked()))
     })?;
     Ok(length)
 }

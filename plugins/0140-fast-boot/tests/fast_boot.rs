@@ -155,7 +155,7 @@ fn a_damaged_folder_is_told_and_passed_over() {
     assert!(prepared(&place.start(HOW, false)));
 }
 
-fn key<'a>(lines: &'a str, rank: u32) -> PreparedKey<'a> {
+fn key(lines: &str, rank: u32) -> PreparedKey<'_> {
     PreparedKey { model: Text::from("model"), rank, ranks: 2, lines: Text::from(lines) }
 }
 
@@ -383,6 +383,6 @@ fn memory_for_a_read_is_the_weights_own() {
     let manifest = Manifest::read(&place.folders()[0]).unwrap();
     // Nothing beside the one arena: no staging memory stays, and none was needed.
     assert_eq!(core.memory().0 as u64, manifest.bytes);
-    let memory = &mut vec![0; 10];
+    let memory = &mut [0; 10];
     assert!(place.store(HOW, false).read(&key("nothing", 0), SliceMut::from(&mut memory[..])).is_err());
 }

@@ -104,18 +104,17 @@ pub fn restore(body: &DocumentObject, memory: &mut Memory) -> Result<(), OpError
             continue;
         }
         let ids = calls.iter().filter_map(|call| call["id"].as_str());
-        let found = match memory.find(ids) {
-            Some(text) => Some(text),
-            None => {
-                let call = |call: &Value| {
-                    let function = if call["function"].is_object() { &call["function"] } else { call };
-                    Some((function["name"].as_str()?.to_owned(), arguments(&function["arguments"])))
-                };
-                let calls: Option<Vec<_>> = calls.iter().map(call).collect();
-                let Some(calls) = calls else { continue };
-                let signature = signature(&asked(body, message)?, &calls);
-                memory.find([signature.as_str()].into_iter())
-            }
+        let found = if let Some(text) = memory.find(ids) {
+            Some(text)
+        } else {
+            let call = |call: &Value| {
+                let function = if call["function"].is_object() { &call["function"] } else { call };
+                Some((function["name"].as_str()?.to_owned(), arguments(&function["arguments"])))
+            };
+            let calls: Option<Vec<_>> = calls.iter().map(call).collect();
+            let Some(calls) = calls else { continue };
+            let signature = signature(&asked(body, message)?, &calls);
+            memory.find([signature.as_str()].into_iter())
         };
         if let Some(text) = found {
             let json = Value::String(text).to_string();

@@ -120,13 +120,12 @@ impl Fixes {
     /// A call of a block, if it is one of an offered tool.
     fn call(&self, tools: &Tools, text: &str, block: &markup::Block<'_>) -> Option<ToolCall> {
         let tool = tools.find(block.name)?;
-        let arguments = match &block.pairs {
-            Some(pairs) => self.typed(tool, pairs),
-            None => {
-                let body = &text[block.start + "<tool_call>".len()..block.end - "</tool_call>".len()];
-                let call: Value = serde_json::from_str(body.trim()).ok()?;
-                history::arguments(&call["arguments"])
-            }
+        let arguments = if let Some(pairs) = &block.pairs {
+            self.typed(tool, pairs)
+        } else {
+            let body = &text[block.start + "<tool_call>".len()..block.end - "</tool_call>".len()];
+            let call: Value = serde_json::from_str(body.trim()).ok()?;
+            history::arguments(&call["arguments"])
         };
         arguments.is_object().then(|| ToolCall {
             id: TextBuf::new(),

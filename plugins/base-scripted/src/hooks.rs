@@ -177,7 +177,7 @@ pub struct Head {
 }
 
 impl Head {
-    fn go_wrong(&self, fault: Fault, logits: &mut [f32]) -> Result<(), OpError> {
+    fn go_wrong(fault: Fault, logits: &mut [f32]) -> Result<(), OpError> {
         match fault {
             Fault::Error => Err(OpError::new("the script says that this fails")),
             Fault::Panic => panic!("the script says that this panics"),
@@ -221,8 +221,8 @@ impl Provider for Head {
                 std::thread::sleep(chunk.pause);
             }
             match chunk.fault {
-                Some((Fault::Nan, _)) => self.go_wrong(Fault::Nan, logits)?,
-                Some((fault, rank)) if rank == self.rank => self.go_wrong(fault, logits)?,
+                Some((Fault::Nan, _)) => Self::go_wrong(Fault::Nan, logits)?,
+                Some((fault, rank)) if rank == self.rank => Self::go_wrong(fault, logits)?,
                 _ => {}
             }
         }

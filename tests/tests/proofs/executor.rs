@@ -184,7 +184,7 @@ fn captured_programs_replay_with_the_same_bits() {
             let watching = Watching { tally, heads: Arc::clone(&heads), forwards: Arc::clone(&forwards) };
             hooks.add_object("0370", ObserverObject::new(watching)).unwrap();
         };
-        let two = with("recorder", &hooks, ranks);
+        let two = with("recorder", hooks, ranks);
         for _ in 0..2 {
             let handles: Vec<_> = jobs().into_iter().map(|j| two.submit(j).unwrap()).collect();
             let got: Vec<_> = handles.iter().map(|h| reply(h).unwrap()).collect();

@@ -22,68 +22,68 @@ const LONGEST: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Comes {
     /// It is logged; the reply is as it would be.
-    ToNothing,
+    Nothing,
     /// It ends its request, with its name, on all ranks alike.
-    ToItsRequest,
+    ItsRequest,
     /// It ends the engine on all ranks, with its name: nobody can know how far the others are, or all depend on it.
-    ToTheEngine,
+    TheEngine,
 }
-use Comes::{ToItsRequest, ToNothing, ToTheEngine};
+use Comes::{ItsRequest, Nothing, TheEngine};
 
 /// Points that are called while an engine serves: on which ranks, and what a fault there comes to.
 const POINTS: &[(&str, &[usize], Comes)] = &[
-    ("words.value", &[0, 1], ToItsRequest),
-    ("field.fill", &[0, 1], ToItsRequest),
-    ("field.fill late", &[0, 1], ToItsRequest),
-    ("capture.bounds", &[0, 1], ToItsRequest),
-    ("capture.mode", &[0, 1], ToItsRequest),
-    ("executor.run before", &[0, 1], ToItsRequest),
-    ("executor.run between", &[0, 1], ToItsRequest),
-    ("executor.run after", &[0, 1], ToItsRequest),
-    ("plan-wait.idle", &[0], ToTheEngine),
-    ("plan-wait.gather", &[0], ToTheEngine),
-    ("plan-wait.follow", &[1], ToTheEngine),
-    ("round-driver.round", &[0, 1], ToTheEngine),
-    ("planner.order", &[0], ToTheEngine),
-    ("planner.step_aside", &[0], ToTheEngine),
-    ("planner.place", &[0], ToItsRequest),
-    ("planner.admit", &[0], ToItsRequest),
-    ("planner.marks", &[0], ToNothing),
-    ("planner.pieces", &[0], ToTheEngine),
-    ("planner.decode", &[0], ToTheEngine),
-    ("spans.spans", &[0, 1], ToItsRequest),
-    ("drafter.begun", &[0, 1], ToItsRequest),
-    ("drafter.absorb", &[0, 1], ToItsRequest),
-    ("drafter.propose", &[0, 1], ToItsRequest),
-    ("drafter.ended", &[0, 1], ToNothing),
-    ("policy.decide", &[0, 1], ToItsRequest),
-    ("policy.observe", &[0, 1], ToItsRequest),
-    ("policy.begun", &[0, 1], ToItsRequest),
-    ("policy.ended", &[0, 1], ToNothing),
-    ("drafts.cut", &[0, 1], ToItsRequest),
-    ("observer.planned", &[0], ToNothing),
-    ("observer.round", &[0, 1], ToNothing),
-    ("observer.sequence", &[0, 1], ToNothing),
-    ("observer.times", &[0, 1], ToNothing),
-    ("observer.operation", &[0, 1], ToNothing),
-    ("observer.ran", &[0, 1], ToNothing),
-    ("observer.launched", &[0, 1], ToNothing),
-    ("observer.forward", &[0, 1], ToNothing),
-    ("observer.arrived", &[0], ToNothing),
-    ("observer.request", &[0], ToNothing),
-    ("store.offer", &[0], ToNothing),
-    ("store.decide", &[0], ToNothing),
-    ("store.save", &[0, 1], ToTheEngine),
-    ("store.resume", &[0, 1], ToNothing),
-    ("store.digest", &[0, 1], ToNothing),
-    ("store.overwritten", &[0, 1], ToItsRequest),
-    ("store.figures", &[0], ToNothing),
-    ("part.begin", &[0, 1], ToItsRequest),
-    ("part.save", &[0, 1], ToNothing),
-    ("section.write", &[0], ToTheEngine),
-    ("section.read", &[0, 1], ToTheEngine),
-    ("rider.write", &[0, 1], ToTheEngine),
-    ("rider.read", &[0, 1], ToTheEngine),
+    ("words.value", &[0, 1], ItsRequest),
+    ("field.fill", &[0, 1], ItsRequest),
+    ("field.fill late", &[0, 1], ItsRequest),
+    ("capture.bounds", &[0, 1], ItsRequest),
+    ("capture.mode", &[0, 1], ItsRequest),
+    ("executor.run before", &[0, 1], ItsRequest),
+    ("executor.run between", &[0, 1], ItsRequest),
+    ("executor.run after", &[0, 1], ItsRequest),
+    ("plan-wait.idle", &[0], TheEngine),
+    ("plan-wait.gather", &[0], TheEngine),
+    ("plan-wait.follow", &[1], TheEngine),
+    ("round-driver.round", &[0, 1], TheEngine),
+    ("planner.order", &[0], TheEngine),
+    ("planner.step_aside", &[0], TheEngine),
+    ("planner.place", &[0], ItsRequest),
+    ("planner.admit", &[0], ItsRequest),
+    ("planner.marks", &[0], Nothing),
+    ("planner.pieces", &[0], TheEngine),
+    ("planner.decode", &[0], TheEngine),
+    ("spans.spans", &[0, 1], ItsRequest),
+    ("drafter.begun", &[0, 1], ItsRequest),
+    ("drafter.absorb", &[0, 1], ItsRequest),
+    ("drafter.propose", &[0, 1], ItsRequest),
+    ("drafter.ended", &[0, 1], Nothing),
+    ("policy.decide", &[0, 1], ItsRequest),
+    ("policy.observe", &[0, 1], ItsRequest),
+    ("policy.begun", &[0, 1], ItsRequest),
+    ("policy.ended", &[0, 1], Nothing),
+    ("drafts.cut", &[0, 1], ItsRequest),
+    ("observer.planned", &[0], Nothing),
+    ("observer.round", &[0, 1], Nothing),
+    ("observer.sequence", &[0, 1], Nothing),
+    ("observer.times", &[0, 1], Nothing),
+    ("observer.operation", &[0, 1], Nothing),
+    ("observer.ran", &[0, 1], Nothing),
+    ("observer.launched", &[0, 1], Nothing),
+    ("observer.forward", &[0, 1], Nothing),
+    ("observer.arrived", &[0], Nothing),
+    ("observer.request", &[0], Nothing),
+    ("store.offer", &[0], Nothing),
+    ("store.decide", &[0], Nothing),
+    ("store.save", &[0, 1], TheEngine),
+    ("store.resume", &[0, 1], Nothing),
+    ("store.digest", &[0, 1], Nothing),
+    ("store.overwritten", &[0, 1], ItsRequest),
+    ("store.figures", &[0], Nothing),
+    ("part.begin", &[0, 1], ItsRequest),
+    ("part.save", &[0, 1], Nothing),
+    ("section.write", &[0], TheEngine),
+    ("section.read", &[0, 1], TheEngine),
+    ("rider.write", &[0, 1], TheEngine),
+    ("rider.read", &[0, 1], TheEngine),
 ];
 
 /// Operations that no program of this model has.
@@ -92,7 +92,7 @@ const NOT_RUN: &[&str] = &["tap"];
 /// What a fault of an operation comes to.
 fn of_operation(op: &str) -> Comes {
     // The other ranks are in the exchange already, or have committed already.
-    if op.starts_with("comm.") || op == "kda.commit" { ToTheEngine } else { ToItsRequest }
+    if op.starts_with("comm.") || op == "kda.commit" { TheEngine } else { ItsRequest }
 }
 
 /// Every point with the ranks that call it.
@@ -158,18 +158,18 @@ fn every_fault(deed: Deed, rank: usize) {
         let got = two.run(&victim());
         assert!(began.elapsed() < LONGEST, "{what}: took {:?}", began.elapsed());
         assert!(!two.fuses[rank].put_out() && two.fuses[rank].fired() == fired + 1, "{what}: was not called");
-        let comes = if deed == Deed::Delay { ToNothing } else { comes };
+        let comes = if deed == Deed::Delay { Nothing } else { comes };
         let planted = format!("planted at {point}");
         match comes {
-            ToNothing => assert_eq!(got.as_ref(), Ok(&want.0), "{what}"),
-            ToItsRequest => {
+            Nothing => assert_eq!(got.as_ref(), Ok(&want.0), "{what}"),
+            ItsRequest => {
                 let Err(EngineError::Failed(message)) = &got else { panic!("{what}: {got:?}") };
                 assert!(message.contains(OWNER) && message.contains(&planted), "{what}: {message}");
                 let by = format!("rank {rank}: ");
                 // Planners are asked before a rank has anything to do with it.
                 assert!(message.starts_with(&by) || point.starts_with("planner"), "{what}: {message}");
             }
-            ToTheEngine => {
+            TheEngine => {
                 let Err(EngineError::Unavailable(message)) = &got else { panic!("{what}: {got:?}") };
                 assert!(message.contains(&planted) && message.contains(OWNER), "{what}: {message}");
                 assert_eq!(two.engine.stats().fatal.as_ref(), Some(message), "{what}");

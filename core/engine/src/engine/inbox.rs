@@ -62,7 +62,7 @@ impl Inbox {
             Some(h) => {
                 self.poll();
                 while self.seen.is_empty() && !self.closed {
-                    ring(self, &h, 0, |w, bell| w.idle(bell))?;
+                    ring(self, &h, 0, PlanWait::idle)?;
                     self.poll();
                 }
             }

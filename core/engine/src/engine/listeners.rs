@@ -39,8 +39,8 @@ pub(super) struct Listener {
 
 impl Listener {
     /// Sends an event; an error: nobody listens any more.
-    pub(super) fn send(&self, event: Event) -> Result<(), SendError<Event>> {
-        self.events.send(event)
+    pub(super) fn send(&self, event: Event) -> Result<(), Box<SendError<Event>>> {
+        self.events.send(event).map_err(Box::new)
     }
 }
 

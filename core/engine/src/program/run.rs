@@ -450,12 +450,11 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         collectives: 0xcbf2_9ce4_8422_2325,
         clock: inputs.timer.map(|_| Instant::now()),
     };
-    let mode = match inputs.executor {
-        Some((executor, mode)) => progress.driven(executor, mode, memory),
-        None => {
-            progress.run(resolved.steps.len());
-            Mode::Eager
-        }
+    let mode = if let Some((executor, mode)) = inputs.executor {
+        progress.driven(executor, mode, memory)
+    } else {
+        progress.run(resolved.steps.len());
+        Mode::Eager
     };
     Outcome { failure: progress.failure, collectives: progress.collectives, mode }
 }

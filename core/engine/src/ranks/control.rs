@@ -73,7 +73,6 @@ impl Control {
         let seen = stream.peek(&mut [0]);
         stream.set_read_timeout(None).map_err(failed)?;
         match seen {
-            Ok(_) => Ok(true),
             Err(e)
                 if matches!(
                     e.kind(),
@@ -82,7 +81,7 @@ impl Control {
             {
                 Ok(false)
             }
-            Err(_) => Ok(true),
+            Ok(_) | Err(_) => Ok(true),
         }
     }
 

@@ -89,7 +89,7 @@ impl ForwardsOf<'_> {
     fn run_head(&self, rows: &[HeadRows<'_>]) -> Result<List<HeadOut>, OpError> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         let (width, capacity) = (core.config().hidden_size, core.capacity());
-        for r in rows.iter() {
+        for r in rows {
             let end = r.start as usize + r.next_ids.len();
             let fits = r.hidden.len() == r.next_ids.len() * width
                 && end <= capacity.tokens
@@ -146,7 +146,7 @@ impl ForwardsOf<'_> {
         }
         let hidden = core.read(&forward, Read::Rows).unwrap_or(&[]);
         let (mut out, mut first, mut found) = (List::with_capacity(picks), 0, exchanged.rows.into_iter());
-        for r in rows.iter() {
+        for r in rows {
             first += r.next_ids.len();
             if !r.pick {
                 continue;

@@ -65,6 +65,7 @@ fn called(recipe: &Recipe) -> String {
 ///
 /// # Errors
 /// A builder that fails or answers nonsense, two for one matrix, an unreadable tensor.
+#[allow(clippy::type_complexity)]
 pub fn jobs<'r, S: Source>(
     source: &Linked<'_, S>,
     recipes: &'r [Recipe],

@@ -358,10 +358,10 @@ impl<'a> GroupedMatrix<'a> {
             let (first, count) = (i * group, out.cols().div_ceil(PANEL));
             match self.codes {
                 Codes::Nibbles(words) => {
-                    self.panels(&padded, words.as_chunks().0, first..first + count, &mut out)
+                    self.panels(&padded, words.as_chunks().0, first..first + count, &mut out);
                 }
                 Codes::Bytes(bytes) => {
-                    self.panels(&padded, bytes.as_chunks().0, first..first + count, &mut out)
+                    self.panels(&padded, bytes.as_chunks().0, first..first + count, &mut out);
                 }
             }
             if let Some(bias) = bias {

@@ -122,6 +122,7 @@ fn check(w: &impl Panels, shape: Shape, rows: (usize, usize), cols: [(usize, usi
 ///
 /// # Panics
 /// When the shapes do not fit.
+#[allow(clippy::needless_pass_by_value)] // panels are views
 pub fn absorb(q: Rows<'_>, w: impl Panels, shape: Shape, out: RowsMut<'_>) {
     let (rows, rank) = (q.rows(), w.sizes().1);
     let cols = [(q.cols(), shape.heads * shape.key), (out.cols(), shape.heads * rank)];
@@ -153,6 +154,7 @@ pub fn absorb(q: Rows<'_>, w: impl Panels, shape: Shape, out: RowsMut<'_>) {
 ///
 /// # Panics
 /// When the shapes do not fit.
+#[allow(clippy::needless_pass_by_value)] // panels are views
 pub fn expand(u: Rows<'_>, w: impl Panels, shape: Shape, out: RowsMut<'_>) {
     let (rows, rank) = (u.rows(), w.sizes().1);
     let cols = [(u.cols(), shape.heads * rank), (out.cols(), shape.heads * shape.value)];

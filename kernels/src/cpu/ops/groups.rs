@@ -101,6 +101,7 @@ pub fn plane_layouts(grid: &Grid, width: Width) -> [PlaneLayout; 4] {
 ///
 /// # Errors
 /// A view of another type or size.
+#[allow(clippy::mut_from_ref)] // views are pointers to memory of this call's own
 fn writable<'p, T: Item>(views: &'p [View], i: usize, layout: &PlaneLayout) -> Result<&'p mut [T], OpError> {
     let view = views.get(i).copied().unwrap_or(View::EMPTY);
     let same = (view.dtype, view.rows, view.cols, view.stride)
