@@ -139,10 +139,10 @@ pub fn core(
     load(&options, ranks, comm)
 }
 
-/// As [`core`], with options of one's own; their hooks have to hold [`hooks`].
+/// As [`core()`], with options of one's own; their hooks have to hold [`hooks`].
 ///
 /// # Errors
-/// As [`core`].
+/// As [`core()`].
 pub fn load(options: &CoreOptions, ranks: Split, comm: Option<Arc<CommObject>>) -> Result<Core, String> {
     Core::from_source(config(), &Integers, true, "exact integers".into(), options, ranks, comm)
         .map_err(|e| e.to_string())
