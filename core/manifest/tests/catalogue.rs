@@ -6,7 +6,7 @@ use plugfold_manifest::{Class, Loaded, Manifest};
 
 const MAP: &str = include_str!("../../../docs/hooks.toml");
 /// What the map says about an entry beside its manifest.
-const NOTES: [&str; 6] = ["class", "class_why", "status", "switch", "uses", "holes"];
+const NOTES: [&str; 7] = ["in_server", "class", "class_why", "status", "switch", "uses", "holes"];
 
 fn manifests() -> Vec<Manifest> {
     let map: toml::Table = MAP.parse().unwrap();
