@@ -7,6 +7,7 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod cpu;
+pub mod device;
 
 /// Digest of this crate's sources: packing of weights is among them.
 pub const BUILD: &str = plugfold_abi::build_id!();

@@ -1,15 +1,19 @@
 //! Small models, loaded on one rank or on several in one process.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use plugfold_abi::Phase;
+use plugfold_cuda::CudaDevice;
+use plugfold_emulated::HostMachine;
 use plugfold_engine::core::{Core, CoreOptions, Forward, SeqRows, Want};
 use plugfold_engine::engine::Engine;
 use plugfold_engine::rank::{Options, Rank};
 use plugfold_engine::ranks::World;
 use plugfold_engine::service::{EngineError, Event, Finish, Handle, Request, RequestStats, Sampling};
 use plugfold_engine::split::Split;
+use plugfold_kernels::device::Device;
 
 use crate::goldens::tiny_dir;
 
@@ -20,6 +24,11 @@ use crate::goldens::tiny_dir;
 pub fn tiny_core(slots: usize, context: usize) -> Core {
     let options = CoreOptions { slots, context: Some(context), ..CoreOptions::default() };
     Core::load(&tiny_dir(), &options, Split::WHOLE, None).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// A device that runs the CUDA kernels on the CPU.
+pub fn emulated() -> Arc<dyn Device> {
+    Arc::new(CudaDevice::new(Arc::new(HostMachine::default())))
 }
 
 /// Loads `ranks` ranks of a model in threads and runs rank 0's part in this one; the others follow.

@@ -13,12 +13,14 @@ use std::sync::Arc;
 use plugfold_abi::points::{Executor, ExecutorObject, Launched, Mode};
 use plugfold_abi::points::{Owner, StatePart};
 use plugfold_abi::{CommObject, Phase, RoundTable, Slice, SlotState, Text, View};
+use plugfold_kernels::device::{Device, DeviceError, Memory};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors};
 use crate::config::{ConfigError, ModelConfig};
 use crate::hooks::{ChoiceError, Exchanging, HookError, Hooked, Hooks, chosen};
 use crate::knobs::Values;
-use crate::program::{Arena, Failure, Read, Registry, ResolveError, Resolved, RunInputs, run};
+use crate::memory::free_bytes;
+use crate::program::{Arena, Failure, HOST, Read, Registry, ResolveError, Resolved, RunInputs, run};
 use crate::split::{Split, SplitError};
 use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
 use crate::weights::{self, Given, Origin, Progress, Shelf, Source, WeightError, WeightTable};
@@ -48,6 +50,9 @@ pub enum LoadError {
     /// A plugin's hook.
     #[error(transparent)]
     Hook(#[from] HookError),
+    /// The device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// An executor that cannot be had.
     #[error(transparent)]
     Choice(#[from] ChoiceError),
@@ -248,6 +253,8 @@ pub struct CoreOptions {
     pub allow_nan: bool,
     /// Told the bytes of each weight that was made.
     pub progress: Progress,
+    /// Where weights, caches and buffers lie and operations run; `None`: the host.
+    pub device: Option<Arc<dyn Device>>,
     /// Hooks of plugins.
     pub hooks: Arc<Hooks>,
     /// Name of the executor; `None`: steps run one after another.
@@ -264,6 +271,7 @@ impl Default for CoreOptions {
             window_rows: 8,
             allow_nan: false,
             progress: Arc::new(|_| {}),
+            device: None,
             hooks: Arc::default(),
             executor: None,
             lines: Vec::new(),
@@ -293,7 +301,10 @@ pub struct Core {
     registry: Registry,
     programs: Programs,
     executor: Option<Hooked<ExecutorObject>>,
+    device: Option<Arc<dyn Device>>,
     arena: Arena,
+    /// Rows that stand in for embeddings, on a device.
+    embeds: Memory,
     /// Round tables that are not in use.
     spare: Vec<RoundBuffer>,
     exchanging: Arc<Exchanging>,
@@ -392,11 +403,12 @@ impl Core {
             layers: config.layers.len(),
             allow_nan: options.allow_nan,
             progress: &options.progress,
+            device: options.device.as_ref(),
             shelf: of.map(|(dir, lines)| Shelf { dir, lines, split }),
         };
         let loaded = weights::load(source, &list, &given)?;
         let families = families::laid_out(reference_families(&config, split, capacity, mtp), &options.hooks)?;
-        let caches = CacheTable::new(families.all.into(), 0);
+        let caches = CacheTable::new(families.all.into(), 0, None)?;
         let executor =
             chosen(&options.hooks.executors, "executor", options.executor.as_deref(), Executor::name)?;
         Ok(Self {
@@ -408,10 +420,17 @@ impl Core {
             origin: loaded.origin,
             changed: loaded.identity,
             caches,
-            registry: Registry::new(&options.hooks, split.rank as u32, split.ranks as u32)?,
+            registry: Registry::new(
+                &options.hooks,
+                split.rank as u32,
+                split.ranks as u32,
+                options.device.as_ref(),
+            )?,
             programs: Programs::default(),
             executor: executor.cloned(),
-            arena: Arena::default(),
+            arena: Arena::new(options.device.clone()),
+            embeds: Memory::default(),
+            device: options.device.clone(),
             spare: Vec::new(),
             exchanging: Arc::default(),
             comm,
@@ -426,9 +445,10 @@ impl Core {
     /// Takes memory for so many sequences.
     ///
     /// # Errors
-    /// A program that does not resolve.
+    /// A program that does not resolve; a device's memory that is used up.
     pub fn allocate(&mut self, slots: usize) -> Result<(), LoadError> {
-        self.caches = CacheTable::new(self.caches.families().to_vec(), slots);
+        let families = self.caches.families().to_vec();
+        self.caches = CacheTable::new(families, slots, self.device.as_ref())?;
         self.slots = vec![Slot::default(); slots];
         self.capacity.slots = slots;
         // Programs hold the addresses of caches.
@@ -495,6 +515,19 @@ impl Core {
         self.registry.passes()
     }
 
+    /// The class of the device.
+    pub fn device_class(&self) -> &str {
+        self.device.as_ref().map_or(HOST, |d| d.class())
+    }
+
+    /// Bytes of memory that the device, or the host, could still give.
+    ///
+    /// # Errors
+    /// What a device says.
+    pub fn free_bytes(&self) -> Result<u64, DeviceError> {
+        self.device.as_ref().map_or_else(|| Ok(free_bytes()), |d| d.free_bytes())
+    }
+
     /// Set while other ranks may be waited for.
     pub(crate) fn exchanging(&self) -> &Arc<Exchanging> {
         &self.exchanging
@@ -520,7 +553,7 @@ impl Core {
         s.ids.clear();
         s.parity = 0;
         s.knobs = knobs;
-        self.caches.clear_state(SlotState { slot: slot as u32, parity: 0 });
+        self.caches.clear_state(SlotState { slot: slot as u32, parity: 0 })?;
         self.hooks.parts.iter().try_for_each(|p| p.call(|part| part.begin(slot as u32)))
     }
 
@@ -535,7 +568,7 @@ impl Core {
         let at = SlotState { slot: slot as u32, parity: s.parity };
         let ids = Arc::from(&s.ids[..]);
         let parts = sequences::save_parts(&self.hooks, slot as u32)?;
-        Ok(Snapshot { ids, slot, tag, state: self.caches.copy_state(at), parts })
+        Ok(Snapshot { ids, slot, tag, state: self.caches.copy_state(at)?, parts })
     }
 
     /// Continues from a snapshot, in a slot that has begun. Returns whether it was still valid; if not, the slot is left as
@@ -553,7 +586,7 @@ impl Core {
         s.ids.clear();
         s.ids.extend_from_slice(&snapshot.ids);
         s.parity = 0;
-        self.caches.put_state(SlotState { slot: snapshot.slot as u32, parity: 0 }, &snapshot.state);
+        self.caches.put_state(SlotState { slot: snapshot.slot as u32, parity: 0 }, &snapshot.state)?;
         sequences::load_parts(&self.hooks, snapshot.slot as u32, &snapshot.parts)?;
         Ok(true)
     }
@@ -561,7 +594,7 @@ impl Core {
     /// The whole committed state of a slot, for bit-for-bit comparison.
     ///
     /// # Panics
-    /// When a plugin does not know where its rows lie.
+    /// When a plugin does not know where its rows lie, or the device fails.
     pub fn image(&mut self, slot: usize) -> Vec<(String, Vec<u32>)> {
         let (parity, length) = (self.slots[slot].parity, self.slots[slot].len());
         let (hooks, families) = (self.hooks.clone(), self.caches.families().to_vec());
@@ -569,7 +602,8 @@ impl Core {
             let places = sequences::places(&hooks, &families[family], slot as u32, 0, rows, false);
             places.unwrap_or_else(|e| panic!("the rows of a slot: {e}"))
         };
-        self.caches.image(SlotState { slot: slot as u32, parity }, length, Owner::Model, paged)
+        let image = self.caches.image(SlotState { slot: slot as u32, parity }, length, Owner::Model, paged);
+        image.unwrap_or_else(|e| panic!("the state of a slot: {e}"))
     }
 
     fn selects(&self, end: usize) -> bool {
@@ -637,6 +671,28 @@ impl Core {
         }
     }
 
+    /// Brings the rows that stand in for embeddings onto the device, and their addresses into the round table.
+    fn bring(&mut self, round: &mut RoundBuffer) -> Result<(), DeviceError> {
+        if self.device.is_none() || round.embeds.is_empty() {
+            return Ok(());
+        }
+        let numbers = self.config.hidden_size;
+        let bytes = numbers * 4;
+        if self.embeds.len() < round.embeds.len() * bytes {
+            self.embeds = Memory::default();
+            self.embeds =
+                Memory::new(self.device.as_ref(), "rows of embeddings", round.embeds.len() * bytes)?;
+        }
+        for (row, address) in round.embeds.iter_mut().enumerate().filter(|(_, a)| **a != 0) {
+            // SAFETY: `forward` and `mtp` took the address from a slice of `hidden` numbers that its caller holds until the
+            // forward is over.
+            let given = unsafe { std::slice::from_raw_parts(*address as *const f32, numbers) };
+            self.embeds.write(row * bytes, bytemuck::cast_slice(given))?;
+            *address = self.embeds.address() as usize + row * bytes;
+        }
+        Ok(())
+    }
+
     fn execute(
         &mut self,
         mut key: Key,
@@ -644,6 +700,7 @@ impl Core {
         hidden: &[f32],
     ) -> Result<Forward, ResolveError> {
         let (knobs, staged) = self.stages.stage(&self.hooks, &self.slots, &mut key, &mut round);
+        let staged = staged.and(self.bring(&mut round).map_err(HookError::from));
         let at = self.find(key, &knobs)?;
         let resolved = self.programs.at(&at).resolved.clone();
         let (mode, chosen) = self.mode(&at);

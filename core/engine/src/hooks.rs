@@ -13,7 +13,10 @@ use plugfold_abi::points::{
 };
 use plugfold_abi::{ErrorKind, Maybe, OpError, PassObject, ProviderObject, Text, TextBuf};
 
+use plugfold_kernels::device::DeviceError;
+
 use crate::knobs::Knobs;
+use crate::program::REFERENCE;
 use crate::service::EngineError;
 
 /// How often a hook was entered and left: what a watch over hooks looks at, so that a call costs two additions.
@@ -115,14 +118,24 @@ impl<T> Hooked<T> {
     }
 }
 
-/// A hook that failed.
+/// A hook that failed, or the device while one was to be called.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("plugin {owner}: {error}")]
+#[error("{}{error}", plugin(owner))]
 pub struct HookError {
     /// The plugin.
     pub owner: String,
     /// What it said.
     pub error: OpError,
+}
+
+fn plugin(owner: &str) -> String {
+    if owner == REFERENCE { String::new() } else { format!("plugin {owner}: ") }
+}
+
+impl From<DeviceError> for HookError {
+    fn from(error: DeviceError) -> Self {
+        Self { owner: REFERENCE.into(), error: error.into() }
+    }
 }
 
 /// The request is wrong where the plugin says so; otherwise the engine counts as failed for it. The plugin is named.

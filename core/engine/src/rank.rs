@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, CoreOptions, LoadError, SeqRows, SequencesOf, Want};
 use crate::hooks::{Calls, ChoiceError, HookError, Hooked, Hooks, chosen};
-use crate::memory::free_bytes;
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
 use crate::rounds::{Report, RoundError, Rounds};
@@ -412,7 +411,7 @@ fn fitting(core: &Core, asked: usize) -> Result<u64, LoadError> {
     let memory = SlotMemory {
         slots: asked as u32,
         slot_bytes: core.cache_table().slot_bytes() as u64,
-        free_bytes: free_bytes(),
+        free_bytes: core.free_bytes()?,
     };
     let mut slots = memory.slots;
     for h in &core.hooks().limits {
@@ -431,7 +430,7 @@ fn open_stores(core: &mut Core) -> Result<(), LoadError> {
 fn digest(core: &mut Core, options: &Options, limits: &Limits) -> Result<SettingsDigest, LoadError> {
     let mut digest = SettingsDigest::default();
     digest.add("engine", env!("CARGO_PKG_VERSION"));
-    digest.add("device class", "cpu");
+    digest.add("device class", core.device_class());
     digest.add("checkpoint", core.content());
     digest.add("draft head", &core.has_mtp());
     let capacity = core.capacity();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use plugfold_abi::points::{Families, Family, Owner};
 use plugfold_abi::{Addressing, CacheView, KnobValue, SlotState, Text};
+use plugfold_kernels::device::{Device, DeviceError, Memory};
 
 use crate::config::{Attention, Indexer, ModelConfig};
 use crate::split::Split;
@@ -91,8 +92,7 @@ struct Store {
     family: usize,
     layer: u32,
     format: Text<'static>,
-    /// 64-byte units, so that records are aligned.
-    memory: Vec<[u64; 8]>,
+    memory: Memory,
 }
 
 /// Where a row of a family lies.
@@ -112,18 +112,25 @@ pub struct CacheTable {
 }
 
 impl CacheTable {
-    /// Allocates (zeroed; the system hands out pages as they are touched).
-    pub fn new(families: Vec<Family>, slots: usize) -> Self {
+    /// Allocates, zeroed, on a device or, without one, of the host, whose system hands out pages as they are touched.
+    ///
+    /// # Errors
+    /// A device's memory that is used up.
+    pub fn new(
+        families: Vec<Family>,
+        slots: usize,
+        device: Option<&Arc<dyn Device>>,
+    ) -> Result<Self, DeviceError> {
         let mut stores = Vec::new();
         for (family, f) in families.iter().enumerate() {
             // Kept for the life of the process: views carry it, and there are a handful of formats.
             let format = Text::from(&*Box::leak(f.format.to_string().into_boxed_str()));
             for &layer in &f.layers {
-                let units = (slots * slot_bytes(f)).div_ceil(ALIGN);
-                stores.push(Store { family, layer, format, memory: vec![[0; 8]; units] });
+                let memory = Memory::new(device, "caches", slots * slot_bytes(f))?;
+                stores.push(Store { family, layer, format, memory });
             }
         }
-        Self { families, stores, slots }
+        Ok(Self { families, stores, slots })
     }
 
     /// The families.
@@ -138,14 +145,14 @@ impl CacheTable {
 
     /// Bytes of all families of all slots.
     pub fn bytes(&self) -> usize {
-        self.stores.iter().map(|s| s.memory.len() * 64).sum()
+        self.stores.iter().map(|s| s.memory.len()).sum()
     }
 
     fn view_of(&self, store: &Store) -> CacheView {
         let f = &self.families[store.family];
         let buffer = buffer_bytes(f) as u64;
         CacheView {
-            base: store.memory.as_ptr().cast::<u8>().cast_mut(),
+            base: store.memory.address(),
             slot_stride: slot_bytes(f) as u64,
             parity_stride: if f.buffers > 1 { buffer } else { 0 },
             row_bytes: f.row_bytes,
@@ -164,40 +171,71 @@ impl CacheTable {
     }
 
     /// Zeroes the recurrent state of one buffer of a slot: the state before the first token.
-    pub fn clear_state(&mut self, at: SlotState) {
-        self.for_state(at, |record| record.fill(0.0));
+    ///
+    /// # Errors
+    /// What a device says.
+    pub fn clear_state(&mut self, at: SlotState) -> Result<(), DeviceError> {
+        let records = self.records(at);
+        records.into_iter().try_for_each(|(store, offset, bytes)| self.stores[store].memory.zero(offset, bytes))
     }
 
     /// Copies the recurrent state of one buffer of a slot.
-    pub fn copy_state(&mut self, at: SlotState) -> Vec<f32> {
-        let mut out = Vec::new();
-        self.for_state(at, |record| out.extend_from_slice(record));
-        out
+    ///
+    /// # Errors
+    /// What a device says.
+    pub fn copy_state(&self, at: SlotState) -> Result<Vec<f32>, DeviceError> {
+        let records = self.records(at);
+        let mut out = vec![0.0_f32; records.iter().map(|(_, _, bytes)| bytes / 4).sum()];
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut out);
+        for (store, offset, bytes) in records {
+            let (mine, after) = rest.split_at_mut(bytes);
+            self.stores[store].memory.read(offset, mine)?;
+            rest = after;
+        }
+        Ok(out)
     }
 
     /// Puts a copied state into one buffer of a slot.
     ///
+    /// # Errors
+    /// What a device says.
+    ///
     /// # Panics
     /// When the copy is of another layout: snapshots are only made by [`CacheTable::copy_state`] of the same engine.
-    pub fn put_state(&mut self, at: SlotState, state: &[f32]) {
-        let mut rest = state;
-        self.for_state(at, |record| {
-            let (mine, after) = rest.split_at(record.len());
-            record.copy_from_slice(mine);
+    pub fn put_state(&mut self, at: SlotState, state: &[f32]) -> Result<(), DeviceError> {
+        let mut rest: &[u8] = bytemuck::cast_slice(state);
+        for (store, offset, bytes) in self.records(at) {
+            let (mine, after) = rest.split_at(bytes);
+            self.stores[store].memory.write(offset, mine)?;
             rest = after;
-        });
+        }
         assert!(rest.is_empty(), "a snapshot of another layout");
+        Ok(())
     }
 
-    fn for_state(&mut self, at: SlotState, mut each: impl FnMut(&mut [f32])) {
-        for store in &self.stores {
+    /// Numbers in the recurrent state of a sequence.
+    pub fn state_len(&self) -> usize {
+        self.records(SlotState { slot: 0, parity: 0 }).iter().map(|(_, _, bytes)| bytes / 4).sum()
+    }
+
+    /// Where the recurrent state of one buffer of a slot lies: store, offset, bytes.
+    fn records(&self, at: SlotState) -> Vec<(usize, usize, usize)> {
+        let mut found = Vec::new();
+        for (i, store) in self.stores.iter().enumerate() {
             let f = &self.families[store.family];
             if f.in_snapshot {
-                let view = self.view_of(store);
-                // SAFETY: `&mut self` keeps every other reader and writer away.
-                each(unsafe { view.write_f32(at, 0, view.rows) });
+                let bytes = f.rows as usize * f.row_bytes as usize;
+                found.push((i, self.offset(store, at, 0), bytes));
             }
         }
+        found
+    }
+
+    /// Where a row of a store begins, in bytes.
+    fn offset(&self, store: &Store, at: SlotState, row: u32) -> usize {
+        let f = &self.families[store.family];
+        let parity = if f.buffers > 1 { at.parity as usize * buffer_bytes(f) } else { 0 };
+        at.slot as usize * slot_bytes(f) + parity + row as usize * f.row_bytes as usize
     }
 
     /// Bytes of a row of a family over all its layers.
@@ -206,19 +244,35 @@ impl CacheTable {
     }
 
     /// Copies rows, all layers of a row together, to the end of `out`. `None`: no such rows.
-    pub fn gather(&self, family: usize, rows: &[Place], out: &mut Vec<u8>) -> Option<()> {
-        let stores = self.stores_of(family, rows)?;
-        out.reserve(rows.len() * self.stacked_row_bytes(family));
-        for place in rows {
-            for store in &stores {
-                let view = self.view_of(store);
-                let from = view.row_ptr(SlotState { slot: place.slot, parity: 0 }, place.row).cast_const();
-                // SAFETY: `&self`, and rows are written through `&mut self` or by a forward, which has the table alone.
-                let bytes = unsafe { std::slice::from_raw_parts(from, view.row_bytes as usize) };
-                out.extend_from_slice(bytes);
+    ///
+    /// # Errors
+    /// What a device says.
+    pub fn gather(
+        &self,
+        family: usize,
+        rows: &[Place],
+        out: &mut Vec<u8>,
+    ) -> Result<Option<()>, DeviceError> {
+        let Some(stores) = self.stores_of(family, rows) else { return Ok(None) };
+        let (each, stacked) =
+            (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
+        let start = out.len();
+        out.resize(start + rows.len() * stacked, 0);
+        let mut taken = Vec::new();
+        let mut done = 0;
+        for run in runs(rows) {
+            for (layer, store) in stores.iter().map(|s| &self.stores[*s]).enumerate() {
+                taken.resize(run.len() * each, 0);
+                let at = SlotState { slot: run[0].slot, parity: 0 };
+                store.memory.read(self.offset(store, at, run[0].row), &mut taken)?;
+                for (row, bytes) in taken.chunks_exact(each).enumerate() {
+                    let to = start + (done + row) * stacked + layer * each;
+                    out[to..to + each].copy_from_slice(bytes);
+                }
             }
+            done += run.len();
         }
-        Some(())
+        Ok(Some(()))
     }
 
     /// How many rows bytes are; `None`: not whole ones.
@@ -228,71 +282,90 @@ impl CacheTable {
     }
 
     /// The opposite of [`CacheTable::gather`]. `None`: no such rows, or another number of bytes.
-    pub fn scatter(&mut self, family: usize, rows: &[Place], bytes: &[u8]) -> Option<()> {
-        self.rows_in(family, bytes).filter(|n| *n as usize == rows.len())?;
-        let stores = self.stores_of(family, rows)?;
-        let mut rest = bytes;
-        for place in rows {
-            for store in &stores {
-                let view = self.view_of(store);
-                let (mine, after) = rest.split_at(view.row_bytes as usize);
-                let to = view.row_ptr(SlotState { slot: place.slot, parity: 0 }, place.row);
-                // SAFETY: `&mut self` keeps every other reader and writer away; the row lies inside its family.
-                unsafe { std::ptr::copy_nonoverlapping(mine.as_ptr(), to, mine.len()) };
-                rest = after;
+    ///
+    /// # Errors
+    /// What a device says.
+    pub fn scatter(
+        &mut self,
+        family: usize,
+        rows: &[Place],
+        bytes: &[u8],
+    ) -> Result<Option<()>, DeviceError> {
+        let whole = self.rows_in(family, bytes).is_some_and(|n| n as usize == rows.len());
+        let Some(stores) = self.stores_of(family, rows).filter(|_| whole) else { return Ok(None) };
+        let (each, stacked) =
+            (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
+        let mut given = Vec::new();
+        let mut done = 0;
+        for run in runs(rows) {
+            for (layer, store) in stores.iter().enumerate() {
+                given.clear();
+                for row in done..done + run.len() {
+                    let from = row * stacked + layer * each;
+                    given.extend_from_slice(&bytes[from..from + each]);
+                }
+                let at = SlotState { slot: run[0].slot, parity: 0 };
+                let offset = self.offset(&self.stores[*store], at, run[0].row);
+                self.stores[*store].memory.write(offset, &given)?;
             }
+            done += run.len();
         }
-        Some(())
+        Ok(Some(()))
     }
 
-    fn stores_of(&self, family: usize, rows: &[Place]) -> Option<Vec<&Store>> {
+    fn stores_of(&self, family: usize, rows: &[Place]) -> Option<Vec<usize>> {
         let f = self.families.get(family)?;
         let inside = rows.iter().all(|place| place.row < f.rows && (place.slot as usize) < self.slots);
         // Rows of a ring are named by their place; where positions lie in it is its owner's to know.
         let by_place = matches!(f.addressing, Addressing::Linear | Addressing::Paged | Addressing::Ring);
-        (inside && by_place).then(|| self.stores.iter().filter(|s| s.family == family).collect())
+        let of_family = |(i, s): (usize, &Store)| (s.family == family).then_some(i);
+        (inside && by_place).then(|| self.stores.iter().enumerate().filter_map(of_family).collect())
     }
 
     /// Everything that decides a sequence's future: its committed state and all rows below its length, layer by layer.
     /// Equal sequences have equal images; tests compare them bit for bit.
     ///
     /// `paged`: where rows of a paged family lie, by its index and how many are wanted.
+    ///
+    /// # Errors
+    /// What a device says.
     pub fn image(
         &mut self,
         at: SlotState,
         length: usize,
         owner: Owner,
         paged: impl Fn(usize, u32) -> Vec<Place>,
-    ) -> Vec<(String, Vec<u32>)> {
+    ) -> Result<Vec<(String, Vec<u32>)>, DeviceError> {
         let mut out = Vec::new();
-        for store in &self.stores {
+        for store in self.stores.iter().filter(|s| self.families[s.family].owner == owner) {
             let f = &self.families[store.family];
-            let view = self.view_of(store);
-            if f.addressing == Addressing::Paged && f.owner == owner {
-                let mut bits = Vec::new();
-                for place in paged(store.family, length as u32 / f.positions_a_row) {
-                    let at = SlotState { slot: place.slot, parity: 0 };
-                    // SAFETY: as below.
-                    bits.extend(unsafe { view.read_f32(at, place.row, 1) }.iter().map(|v| v.to_bits()));
-                }
-                out.push((format!("{} layer {}", f.id, store.layer), bits));
-                continue;
-            }
-            let (rows, parity) = match f.addressing {
-                Addressing::State if f.in_snapshot => (f.rows, at.parity),
-                Addressing::State => continue,
-                _ => (length as u32 / f.positions_a_row, 0),
+            let read = |at: SlotState, row: u32, rows: u32| {
+                let mut bits = vec![0_u32; rows as usize * (f.row_bytes as usize / 4)];
+                let bytes = bytemuck::cast_slice_mut(&mut bits);
+                store.memory.read(self.offset(store, at, row), bytes).map(|()| bits)
             };
-            if f.owner == owner {
-                let at = SlotState { slot: at.slot, parity };
-                // SAFETY: `&mut self` keeps every writer away.
-                let data = unsafe { view.read_f32(at, 0, rows) };
-                let bits = data.iter().map(|v| v.to_bits()).collect();
-                out.push((format!("{} layer {}", f.id, store.layer), bits));
-            }
+            let rows = length as u32 / f.positions_a_row.max(1);
+            let bits = match f.addressing {
+                Addressing::State if f.in_snapshot => read(at, 0, f.rows)?,
+                Addressing::State => continue,
+                Addressing::Paged => {
+                    let mut bits = Vec::new();
+                    for place in paged(store.family, rows) {
+                        bits.extend(read(SlotState { slot: place.slot, parity: 0 }, place.row, 1)?);
+                    }
+                    bits
+                }
+                Addressing::Linear | Addressing::Ring => read(SlotState { slot: at.slot, parity: 0 }, 0, rows)?,
+            };
+            out.push((format!("{} layer {}", f.id, store.layer), bits));
         }
-        out
+        Ok(out)
     }
+}
+
+/// Places cut into runs of rows that follow each other in one slot.
+fn runs(rows: &[Place]) -> impl Iterator<Item = &[Place]> {
+    rows.chunk_by(|a, b| a.slot == b.slot && a.row + 1 == b.row)
 }
 
 fn buffer_bytes(f: &Family) -> usize {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use cases::Kernels;
 use plugfold_cuda::cache::{Cache, Origin};
-use plugfold_cuda::{CudaError, Gpu, source};
+use plugfold_cuda::{CudaError, Gpu, Machine as _, source};
 
 fn open() -> Result<Arc<Gpu>, CudaError> {
     let told = |source: &str, origin: &Origin| {
@@ -46,7 +46,7 @@ fn run(args: &[&str]) -> Result<bool, String> {
                 facts.capability.1,
                 facts.multiprocessors,
                 facts.memory,
-                gpu.free_memory().map_err(said)?
+                gpu.free_bytes().map_err(said)?
             );
             Ok(true)
         }

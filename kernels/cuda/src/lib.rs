@@ -8,6 +8,7 @@
 
 pub mod cache;
 pub mod compile;
+mod device;
 mod driver;
 mod error;
 mod kernel;
@@ -16,6 +17,7 @@ mod ops;
 mod segments;
 pub mod source;
 
+pub use device::CudaDevice;
 pub use driver::{Arena, Event, Gpu, Pinned, devices};
 pub use error::CudaError;
 pub use kernel::{Arg, Kernel, Launch, kernel, kernels};

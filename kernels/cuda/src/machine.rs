@@ -36,11 +36,39 @@ pub trait Machine: Send + Sync {
     /// Memory that is used up.
     fn aligned_input(&self, bytes: usize) -> Result<u64, CudaError>;
 
+    /// Zeroed memory at a fixed address, aligned to 256; `what` it is for is said where there is not enough.
+    ///
+    /// # Errors
+    /// Memory that is used up.
+    fn allocate(&self, what: &str, bytes: usize) -> Result<u64, CudaError>;
+
+    /// Gives memory of [`Machine::allocate`] back once nothing that was launched uses it any more.
+    fn release(&self, address: u64);
+
     /// Memory that holds `bytes` for good.
     ///
     /// # Errors
     /// Memory that is used up.
-    fn keep(&self, bytes: &[u8]) -> Result<u64, CudaError>;
+    fn keep(&self, bytes: &[u8]) -> Result<u64, CudaError> {
+        let at = self.allocate("a table", bytes.len())?;
+        self.upload(at, bytes)?;
+        Ok(at)
+    }
+
+    /// Sets bytes to zero, after what was launched before.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError>;
+
+    /// Bytes of memory that are free.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn free_bytes(&self) -> Result<u64, CudaError>;
+
+    /// What it is, for people.
+    fn name(&self) -> String;
 
     /// Copies bytes to the machine's memory, after what was launched before.
     ///

@@ -1,12 +1,11 @@
 //! Every kernel, run on the CPU, against the CPU's reference: every bit is equal.
 
 mod cases;
-mod host;
 
 use std::sync::Arc;
 
 use cases::Kernels;
-use host::HostMachine;
+use plugfold_emulated::HostMachine;
 
 fn check(names: &[&str]) {
     let kernels = Kernels::new(Arc::new(HostMachine::default()));

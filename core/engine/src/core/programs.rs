@@ -130,7 +130,7 @@ impl Core {
         let mut resolved = self.registry.resolve(program, &self.weights, &self.caches)?;
         self.programs.made += 1;
         resolved.number = self.programs.made;
-        self.arena.reserve(resolved.placement.total);
+        self.arena.reserve(resolved.placement.total)?;
         if let Some(h) = &self.executor {
             let prepared = h.call(|e| e.prepare(resolved.number, &resolved.program));
             prepared.map_err(|error| ResolveError::Claim { op: "executor".into(), error })?;

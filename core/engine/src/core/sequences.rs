@@ -141,7 +141,7 @@ impl Sequences for SequencesOf<'_> {
         let core = self.core(slot)?;
         let mut bytes = Vec::new();
         let places = core.places(slot, family, first, rows, false)?;
-        let done = core.caches.gather(family as usize, &places, &mut bytes);
+        let done = core.caches.gather(family as usize, &places, &mut bytes)?;
         done.ok_or_else(|| OpError::new(format!("family {family} has no rows {first} to {}", first + rows)))?;
         out.extend_from_slice(&bytes);
         Ok(())
@@ -151,7 +151,7 @@ impl Sequences for SequencesOf<'_> {
         let mut core = self.core(slot)?;
         let rows = core.caches.rows_in(family as usize, &bytes).unwrap_or(0);
         let places = core.places(slot, family, first, rows, true)?;
-        let done = core.caches.scatter(family as usize, &places, &bytes);
+        let done = core.caches.scatter(family as usize, &places, &bytes)?;
         done.ok_or_else(|| {
             OpError::new(format!("family {family} has no rows at {first} for {} bytes", bytes.len()))
         })?;
@@ -207,9 +207,9 @@ impl Sequences for SequencesOf<'_> {
     }
 
     fn state(&self, slot: u32, out: &mut List<u8>) -> Result<(), OpError> {
-        let mut core = self.core(slot)?;
+        let core = self.core(slot)?;
         let at = SlotState { slot, parity: core.slots[slot as usize].parity };
-        out.extend_from_slice(bytemuck::cast_slice(&core.caches.copy_state(at)));
+        out.extend_from_slice(bytemuck::cast_slice(&core.caches.copy_state(at)?));
         Ok(())
     }
 
@@ -231,13 +231,13 @@ impl Sequences for SequencesOf<'_> {
         let at = SlotState { slot, parity: 0 };
         let number = |b: &[u8]| b.first_chunk().map_or(0.0, |b| f32::from_ne_bytes(*b));
         let floats: Vec<f32> = state.chunks_exact(4).map(number).collect();
-        let mine = core.caches.copy_state(at).len();
+        let mine = core.caches.state_len();
         if floats.len() != mine || ids.len() > core.capacity.tokens {
             let text =
                 format!("a state of {} numbers at length {}, where {mine} are kept", floats.len(), ids.len());
             return Err(OpError::new(text));
         }
-        core.caches.put_state(at, &floats);
+        core.caches.put_state(at, &floats)?;
         let s = &mut core.slots[slot as usize];
         s.parity = 0;
         s.ids = ids.to_vec();

@@ -12,5 +12,5 @@ mod tests;
 pub use check::{ProgramError, check};
 pub use place::{Placement, check_placement, place};
 pub(crate) use resolve::common_grid;
-pub use resolve::{Described, Read, Registry, ResolveError, Resolved, TwoArithmetics};
+pub use resolve::{Described, HOST, REFERENCE, Read, Registry, ResolveError, Resolved, TwoArithmetics};
 pub use run::{Arena, Failure, RunInputs, run};

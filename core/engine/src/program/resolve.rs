@@ -14,12 +14,15 @@ use plugfold_abi::{
     Operand, Pass, PassContext, PassObject, Plan, Program, Provider, ProviderObject, Query, Reach, Slice,
     Step, Text, ops,
 };
+use plugfold_kernels::device::{Device, DeviceError};
 
 use super::{Placement, ProgramError, check, check_placement, place};
 use crate::hooks::{Calls, HookError, Hooks};
 use crate::state::CacheTable;
 use crate::weights::WeightTable;
 
+/// Class of the device where the engine has none: the host.
+pub const HOST: &str = "cpu";
 /// Owner of the reference providers.
 pub const REFERENCE: &str = "ref";
 /// Operations that a fusion may cover at most.
@@ -81,6 +84,9 @@ pub enum ResolveError {
         /// Why.
         reason: String,
     },
+    /// A device without room for the program's buffers.
+    #[error("buffers of a program: {0}")]
+    Device(#[from] DeviceError),
     /// A provider that fails instead of answering.
     #[error("claim on {op}: {error}")]
     Claim {
@@ -305,20 +311,25 @@ pub(crate) fn common_grid(a: u32, b: u32) -> u32 {
 }
 
 impl Registry {
-    /// The reference providers of the CPU and the hooks of plugins.
+    /// The reference providers of a device, or of the CPU where there is none, and the hooks of plugins.
     ///
     /// # Errors
     /// A provider that cannot say what it is.
-    pub fn new(hooks: &Hooks, rank: u32, ranks: u32) -> Result<Self, HookError> {
+    pub fn new(
+        hooks: &Hooks,
+        rank: u32,
+        ranks: u32,
+        device: Option<&Arc<dyn Device>>,
+    ) -> Result<Self, HookError> {
         let mut registry = Self {
             providers: HashMap::new(),
             fusions: Vec::new(),
             passes: Vec::new(),
             watched: Vec::new(),
-            device: "cpu".into(),
+            device: device.map_or(HOST, |d| d.class()).into(),
             rank: (rank, ranks),
         };
-        for provider in plugfold_kernels::cpu::reference() {
+        for provider in device.map_or_else(plugfold_kernels::cpu::reference, |d| d.providers()) {
             registry.add(REFERENCE, &Arc::from([]), Arc::new(provider), Arc::default())?;
         }
         for h in &hooks.providers {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use plugfold_abi::points::{Executor, ExecutorObject, Launch, Mode, Steps, StepsObject};
@@ -10,8 +10,9 @@ use plugfold_abi::{
     Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
     NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
 };
+use plugfold_kernels::device::{Device, DeviceError, Memory};
 
-use super::resolve::{Fused, Link, MAX_COVER, Read, ResolvedStep};
+use super::resolve::{Fused, Link, MAX_COVER, REFERENCE, Read, ResolvedStep};
 use super::{Placement, Resolved};
 use crate::hooks::{Calls, Exchanging, HookError, Hooked};
 use crate::weights::WeightTable;
@@ -19,24 +20,58 @@ use crate::weights::WeightTable;
 /// Memory for buffers, grown to the largest program that was prepared and never shrunk.
 #[derive(Default)]
 pub struct Arena {
-    /// 64-byte units, so that every buffer is aligned.
-    memory: Vec<[u64; 8]>,
+    device: Option<Arc<dyn Device>>,
+    memory: Memory,
+    /// Output buffers of the last run on a device, at the places that they have there.
+    mirror: Vec<[u64; 8]>,
     /// How often it has grown, and buffers with it have moved.
     moves: u64,
 }
 
 impl Arena {
+    /// Memory of a device, or of the host where there is none.
+    pub fn new(device: Option<Arc<dyn Device>>) -> Self {
+        Self { device, ..Self::default() }
+    }
+
     /// Makes room for a program. Called when a program is prepared, never in a round.
-    pub fn reserve(&mut self, bytes: usize) {
-        let units = bytes.div_ceil(64);
-        if units > self.memory.len() {
-            self.memory.resize(units, [0; 8]);
+    ///
+    /// # Errors
+    /// A device's memory that is used up.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if bytes > self.memory.len() {
+            // Both would not always fit, and nothing in a buffer outlives its forward.
+            self.memory = Memory::default();
+            self.memory = Memory::new(self.device.as_ref(), "buffers of programs", bytes)?;
             self.moves += 1;
         }
+        Ok(())
     }
 
     fn base(&mut self) -> *mut u8 {
-        self.memory.as_mut_ptr().cast()
+        self.memory.address()
+    }
+
+    /// Copies what a run left in output buffers of a device, where they are `(offset, bytes)`, to the host.
+    fn fetch(&mut self, outputs: impl Iterator<Item = (usize, usize)>) -> Result<(), DeviceError> {
+        if self.memory.host().is_some() {
+            return Ok(());
+        }
+        for (offset, bytes) in outputs {
+            let units = (offset + bytes).div_ceil(64);
+            if self.mirror.len() < units {
+                self.mirror.resize(units, [0; 8]);
+            }
+            let mirror: &mut [u8] = bytemuck::cast_slice_mut(&mut self.mirror);
+            self.memory.read(offset, &mut mirror[offset..offset + bytes])?;
+        }
+        Ok(())
+    }
+
+    /// Numbers that a run left at a place.
+    fn floats(&self, offset: usize, count: usize) -> &[f32] {
+        let whole = self.memory.host().unwrap_or_else(|| bytemuck::cast_slice(&self.mirror));
+        bytemuck::cast_slice(&whole[offset..offset + count * 4])
     }
 }
 
@@ -97,6 +132,12 @@ impl Failure {
         let exchange = error.kind == ErrorKind::Fatal;
         Self { op: what.into(), owner, layer: NO_LAYER, exchange, error }
     }
+
+    /// The device failed outside of a step.
+    fn of_device(what: &str, error: DeviceError) -> Self {
+        let exchange = error.fatal;
+        Self { op: what.into(), owner: REFERENCE.into(), layer: NO_LAYER, exchange, error: error.into() }
+    }
 }
 
 impl fmt::Display for Failure {
@@ -146,8 +187,9 @@ fn view(
     let span = if buffer.extent.base == Base::Rows && !whole { step.rows.within(rows) } else { 0..rows };
     let times = buffer.extent.times as usize;
     let element = span.start * times * buffer.cols as usize + operand.col as usize;
-    // SAFETY: the placement reserved `shape.rows * times * cols` elements here and the table holds at most that many.
-    let ptr = unsafe { base.add(placement.offsets[operand.buffer as usize] + element * buffer.dtype.size()) };
+    // The placement reserved `shape.rows * times * cols` elements here and the table holds at most that many. The address may be
+    // a device's.
+    let ptr = base.wrapping_add(placement.offsets[operand.buffer as usize] + element * buffer.dtype.size());
     View {
         ptr,
         rows: (span.len() * times) as u32,
@@ -195,16 +237,16 @@ fn mix(hash: u64, word: u64) -> u64 {
 
 /// Start of the arena's memory.
 #[derive(Clone, Copy)]
-struct Memory(*mut u8);
+struct Start(*mut u8);
 
 // SAFETY: an address; whoever runs a program has the arena alone for that time.
-unsafe impl Send for Memory {}
+unsafe impl Send for Start {}
 
 /// A program over a round, as far as it has been taken.
 struct Progress<'a> {
     resolved: &'a Resolved,
     inputs: &'a RunInputs<'a>,
-    base: Memory,
+    base: Start,
     at: usize,
     late: bool,
     /// An exchange failed: nothing more may run.
@@ -412,8 +454,7 @@ impl Steps for Turns<'_, '_> {
             || OpError::new(format!("there is no buffer {buffer}: {} there are", program.buffers.len()));
         let b = program.buffers.get(buffer as usize).ok_or_else(missing)?;
         let rows = height(program, b.extent.base, progress.inputs.round) * b.extent.times as usize;
-        // SAFETY: the placement reserved the buffer's bytes here.
-        let ptr = unsafe { progress.base.0.add(placement.offsets[buffer as usize]) };
+        let ptr = progress.base.0.wrapping_add(placement.offsets[buffer as usize]);
         Ok(View { ptr, rows: rows as u32, cols: b.cols, stride: b.cols, dtype: b.dtype })
     }
 }
@@ -435,18 +476,17 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         round.out_rows.len(),
         program.shape
     );
-    arena.reserve(resolved.placement.total);
+    let ready = arena.reserve(resolved.placement.total).and_then(|()| fill(resolved, arena, inputs));
     let memory = arena.moves;
     let base = arena.base();
-    fill(resolved, base, inputs);
     let mut progress = Progress {
         resolved,
         inputs,
-        base: Memory(base),
+        base: Start(base),
         at: 0,
         late: false,
         ended: false,
-        failure: inputs.failed.clone(),
+        failure: ready.err().map(|e| Failure::of_device("filling buffers", e)).or_else(|| inputs.failed.clone()),
         collectives: 0xcbf2_9ce4_8422_2325,
         clock: inputs.timer.map(|_| Instant::now()),
     };
@@ -456,7 +496,14 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         progress.run(resolved.steps.len());
         Mode::Eager
     };
-    Outcome { failure: progress.failure, collectives: progress.collectives, mode }
+    let Progress { mut failure, collectives, .. } = progress;
+    if failure.is_none() {
+        // What went wrong on a device shows here at the latest.
+        let outputs = (0..program.buffers.len()).filter(|&b| program.buffers[b].output);
+        let fetched = arena.fetch(outputs.map(|b| (resolved.placement.offsets[b], resolved.bytes_of(b, round))));
+        failure = fetched.err().map(|e| Failure::of_device("reading results", e));
+    }
+    Outcome { failure, collectives, mode }
 }
 
 /// The call of a step.
@@ -494,18 +541,12 @@ fn call<'c>(resolved: &'c Resolved, base: *mut u8, at: usize, inputs: &RunInputs
 }
 
 /// Fills the program's input buffer.
-fn fill(resolved: &Resolved, base: *mut u8, inputs: &RunInputs<'_>) {
-    let Some(at) = resolved.hidden.filter(|_| !inputs.hidden.is_empty()) else { return };
-    let bytes = size_of_val(inputs.hidden);
-    assert!(bytes <= resolved.placement.sizes[at], "rows for the program are larger than its input buffer");
-    // SAFETY: the placement reserved `sizes[at]` bytes here; input buffers share memory with nothing.
-    unsafe {
-        std::ptr::copy_nonoverlapping(
-            inputs.hidden.as_ptr().cast::<u8>(),
-            base.add(resolved.placement.offsets[at]),
-            bytes,
-        );
-    }
+fn fill(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Result<(), DeviceError> {
+    let Some(at) = resolved.hidden.filter(|_| !inputs.hidden.is_empty()) else { return Ok(()) };
+    let bytes = bytemuck::cast_slice(inputs.hidden);
+    assert!(bytes.len() <= resolved.placement.sizes[at], "rows for the program are larger than its input buffer");
+    // Input buffers share memory with nothing.
+    arena.memory.write(resolved.placement.offsets[at], bytes)
 }
 
 impl Resolved {
@@ -523,14 +564,14 @@ impl Resolved {
     }
 
     fn output_at<'a>(&self, arena: &'a mut Arena, at: usize, round: &RoundTable<'_>) -> &'a [f32] {
+        // Output buffers share memory with nothing.
+        arena.floats(self.placement.offsets[at], self.bytes_of(at, round) / 4)
+    }
+
+    /// Bytes of a buffer that a round fills.
+    fn bytes_of(&self, at: usize, round: &RoundTable<'_>) -> usize {
         let buffer = &self.program.buffers[at];
         let rows = height(&self.program, buffer.extent.base, round) * buffer.extent.times as usize;
-        // SAFETY: the placement reserved these elements, output buffers share memory with nothing, and the arena is
-        // borrowed for as long as the slice lives.
-        unsafe {
-            let ptr = arena.base().add(self.placement.offsets[at]);
-            #[allow(clippy::cast_ptr_alignment)] // placed on multiples of 64 bytes
-            std::slice::from_raw_parts(ptr.cast::<f32>(), rows * buffer.cols as usize)
-        }
+        rows * buffer.cols as usize * buffer.dtype.size()
     }
 }

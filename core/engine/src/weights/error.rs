@@ -1,6 +1,7 @@
 //! Why weights cannot be made.
 
 use plugfold_kernels::cpu::exl3;
+use plugfold_kernels::device::DeviceError;
 
 use crate::hooks::HookError;
 
@@ -18,6 +19,9 @@ pub enum WeightError<E: std::error::Error + 'static> {
         /// Who, and what it said.
         error: HookError,
     },
+    /// The device that they move to.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// What a plugin registers or gives does not fit.
     #[error("plugin {owner}: {why}")]
     Plugin {

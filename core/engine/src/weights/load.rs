@@ -1,7 +1,9 @@
 //! Loading the weights of a rank: read as they were built before, or built.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use plugfold_kernels::device::Device;
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
@@ -40,6 +42,8 @@ pub struct Given<'a> {
     pub allow_nan: bool,
     /// Told how far it is.
     pub progress: &'a Progress,
+    /// Where the weights go; `None`: they stay where they were made.
+    pub device: Option<&'a Arc<dyn Device>>,
     /// Where prepared weights are looked for, and under which name; `None` for sources that are no checkpoint.
     pub shelf: Option<Shelf<'a>>,
 }
@@ -64,15 +68,23 @@ pub fn load<S: Source>(
     if let Some(store) = &store
         && let Some(mut table) = store.read(&jobs)
     {
+        if let Some(device) = given.device {
+            table.move_to(device)?;
+        }
         table.alias(list);
         (given.progress)(table.bytes());
         return Ok(Loaded { table, origin: Origin::Prepared(store.name().to_owned()), identity });
     }
-    let mut table = build(&linked, &jobs, given.progress)?;
-    table.alias(list);
+    // A store keeps what lies on the host: then all of it is made before it moves.
+    let device = given.device.filter(|_| store.is_none());
+    let mut table = build(&linked, &jobs, given.progress, device)?;
     if let Some(store) = &store {
         store.keep(&jobs, &table);
+        if let Some(device) = given.device {
+            table.move_to(device)?;
+        }
     }
+    table.alias(list);
     Ok(Loaded { table, origin: Origin::Built, identity })
 }
 
@@ -80,12 +92,17 @@ fn build<S: Source>(
     source: &Linked<'_, S>,
     jobs: &[Job<'_>],
     progress: &Progress,
+    device: Option<&Arc<dyn Device>>,
 ) -> Result<WeightTable, WeightError<S::Error>> {
     let done = AtomicUsize::new(0);
     let made: Vec<_> = jobs
         .par_iter()
         .map(|job| {
-            let made = job.run(source)?;
+            let mut made = job.run(source)?;
+            if let Some(device) = device {
+                // As each is made: the host need not hold the whole model.
+                made.planes.iter_mut().try_for_each(|(plane, _)| plane.move_to(device))?;
+            }
             let bytes: usize = made.planes.iter().map(|(plane, _)| plane.bytes()).sum();
             progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
             Ok(made)

@@ -18,6 +18,7 @@ use memmap2::MmapMut;
 use plugfold_abi::points::Purpose;
 use plugfold_abi::{DType, Phase, Text, View, Weight};
 use plugfold_kernels::cpu::exl3::Lines;
+use plugfold_kernels::device::{Device, DeviceError, Memory};
 
 use builders::Job;
 pub use error::WeightError;
@@ -37,6 +38,8 @@ enum Plane {
     Lines(Lines),
     /// Elements that a builder made.
     Built(Lines, DType, usize),
+    /// Elements in the memory of a device.
+    Moved(Memory, DType, usize),
 }
 
 impl Plane {
@@ -49,10 +52,11 @@ impl Plane {
             Plane::U8(v) => (v.as_ptr(), v.len(), DType::U8),
             Plane::Lines(v) => (v.words().as_ptr().cast(), v.words().len(), DType::U32),
             Plane::Built(v, dtype, len) => (v.words().as_ptr().cast(), *len, *dtype),
+            Plane::Moved(v, dtype, len) => (v.address().cast_const(), *len, *dtype),
         }
     }
 
-    /// All bytes.
+    /// All bytes; none of a plane that has moved.
     fn contents(&self) -> &[u8] {
         match self {
             Plane::F32(v) => bytemuck::cast_slice(v),
@@ -61,7 +65,16 @@ impl Plane {
             Plane::U8(v) => v,
             Plane::Lines(v) => bytemuck::cast_slice(v.words()),
             Plane::Built(v, dtype, len) => &bytemuck::cast_slice(v.words())[..len * dtype.size()],
+            Plane::Moved(v, dtype, len) => v.host().map_or(&[], |bytes| &bytes[..len * dtype.size()]),
         }
+    }
+
+    /// Moves the elements into the memory of a device.
+    fn move_to(&mut self, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
+        let (_, len, dtype) = self.place();
+        let memory = Memory::holding(device, "weights", self.contents())?;
+        *self = Plane::Moved(memory, dtype, len);
+        Ok(())
     }
 
     fn bytes(&self) -> usize {
@@ -162,6 +175,26 @@ impl WeightTable {
             count: recipe.count as u32,
             planes,
         });
+    }
+
+    /// Moves planes that lie on the host into the memory of a device.
+    fn move_to(&mut self, device: &Arc<dyn Device>) -> Result<(), DeviceError> {
+        let Some(arena) = self.arena.take() else {
+            for (weight, planes) in self.weights.iter_mut().zip(&mut self.planes) {
+                for (plane, view) in planes.iter_mut().zip(&mut weight.planes) {
+                    plane.move_to(device)?;
+                    view.ptr = plane.place().0.cast_mut();
+                }
+            }
+            return Ok(());
+        };
+        let start = arena.as_ptr() as usize;
+        let moved = Memory::holding(device, "weights", &arena)?;
+        for view in self.weights.iter_mut().flat_map(|w| &mut w.planes).filter(|v| !v.ptr.is_null()) {
+            view.ptr = moved.address().wrapping_add(view.ptr as usize - start);
+        }
+        self.planes.push(vec![Plane::Moved(moved, DType::U8, arena.len())]);
+        Ok(())
     }
 
     /// Second names: the draft head looks tokens up in the model's own table.

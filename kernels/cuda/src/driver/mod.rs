@@ -112,7 +112,7 @@ pub struct Gpu {
     class: String,
     stream: Stream,
     functions: Mutex<HashMap<&'static str, Function>>,
-    kept: Mutex<Vec<Kept>>,
+    kept: Mutex<HashMap<u64, Kept>>,
     scratch: Mutex<Grown>,
     addresses: Mutex<Grown>,
     inputs: Mutex<Grown>,
@@ -245,14 +245,6 @@ impl Gpu {
         &self.facts
     }
 
-    /// Bytes of memory that are free.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn free_memory(&self) -> Result<u64, CudaError> {
-        Ok(memory::free(&self.context)?.0)
-    }
-
     /// Cycles a second that a multiprocessor runs at, at most.
     ///
     /// # Errors
@@ -274,7 +266,7 @@ impl Gpu {
         call_at("cuMemcpyDtoDAsync", copied, || format!("{bytes} bytes"))
     }
 
-    /// Frees what [`Machine::keep`] holds. Providers that were made before must not be used any more.
+    /// Frees what [`Machine::allocate`] gave. Providers that were made before must not be used any more.
     pub fn forget(&self) {
         if self.synchronize().is_ok() {
             self.kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -398,12 +390,36 @@ impl Machine for Gpu {
         self.grown(&self.round, "the round table", bytes)
     }
 
-    fn keep(&self, bytes: &[u8]) -> Result<u64, CudaError> {
-        let kept = Kept::new(&self.context, "a table", bytes.len())?;
+    fn allocate(&self, what: &str, bytes: usize) -> Result<u64, CudaError> {
+        let kept = Kept::new(&self.context, what, bytes)?;
         let at = kept.address();
-        self.upload(at, bytes)?;
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        self.zero(at, bytes)?;
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).insert(at, kept);
         Ok(at)
+    }
+
+    fn release(&self, address: u64) {
+        // Freeing waits for what runs.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+    }
+
+    fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.context.enter()?;
+        // SAFETY: the caller's address has as many bytes.
+        let zeroed = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream.0) };
+        call_at("cuMemsetD8Async", zeroed, || format!("{bytes} bytes, {}", self.said_last()))
+    }
+
+    fn free_bytes(&self) -> Result<u64, CudaError> {
+        Ok(memory::free(&self.context)?.0)
+    }
+
+    fn name(&self) -> String {
+        let Facts { name, memory, .. } = &self.facts;
+        format!("{name} ({}, {} GB)", self.class, memory / 1_000_000_000)
     }
 
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {

@@ -24,7 +24,7 @@ use crate::machine::Machine;
 use crate::segments::Tables;
 use operands::{CACHE_FORMAT, Operands};
 
-/// The arithmetic is the reference's.
+/// The arithmetic is the reference's, and on a device nobody else brings it.
 const BITS: &str = "ref";
 
 impl Operands<'_> {
@@ -114,7 +114,7 @@ impl Provider for OnMachine {
         };
         let mine =
             query.op.get_str() == self.operation.op && query.device_class.get_str() == self.machine.class();
-        Ok(if mine && weights && caches { Claim::Yes(Granted::plain(Bits::of(BITS))) } else { Claim::No })
+        Ok(if mine && weights && caches { Claim::Yes(Granted::plain(Bits::own(BITS))) } else { Claim::No })
     }
 
     fn run(&self, call: &Call<'_>, _plan: &Plan, _below: &BelowObject) -> Result<(), OpError> {

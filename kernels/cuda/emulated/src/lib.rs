@@ -1,56 +1,97 @@
 //! A machine that runs the kernels' sources on the CPU: they are compiled as C++ with `host.hpp`, which runs a block's
-//! threads as fibers. It says whether the kernels compute the right thing, where there is no GPU.
+//! threads as fibers. It says whether kernels compute the right thing, and the engine around them, where there is no GPU.
+//!
+//! Its memory can be read and written only while a kernel runs or bytes are copied: whoever takes one of its addresses for one
+//! of the host's is ended by the system at once.
+
+mod memory;
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
 use plugfold_cuda::source::Source;
 use plugfold_cuda::{CudaError, Launch, Machine, kernels};
+use sha2::{Digest, Sha256};
+
+use memory::Region;
 
 /// Runs a kernel: grid, block, bytes of shared memory, seed of the order of threads, arguments.
 type Run = unsafe extern "C" fn(*const [c_uint; 3], *const [c_uint; 3], c_uint, u64, *const *const c_void);
 
-/// The machine. Its memory is this process's; a source is compiled when the first of its kernels is launched.
+const HEADER: &str = include_str!("host.hpp");
+
+/// The machine. A source is compiled when the first of its kernels is launched.
 #[derive(Default)]
 pub struct HostMachine {
     libraries: Mutex<HashMap<&'static str, Library>>,
-    memory: Mutex<Vec<Vec<[u64; 32]>>>,
-    scratch: Mutex<Vec<[u64; 32]>>,
-    round: Mutex<Vec<[u64; 32]>>,
-    addresses: Mutex<Vec<[u64; 32]>>,
-    inputs: Mutex<Vec<[u64; 32]>>,
+    memory: Mutex<Region>,
+    scratch: Mutex<Grown>,
+    round: Mutex<Grown>,
+    addresses: Mutex<Grown>,
+    inputs: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
     seed: Mutex<u64>,
     /// A source, and what is written in it for what.
     fault: Option<(&'static str, &'static str, &'static str)>,
 }
 
+/// Memory that is made anew when more is asked for than it has: address and bytes.
+#[derive(Default)]
+struct Grown(u64, usize);
+
 impl HostMachine {
     /// A machine on which one source has `wrong` in place of `right`, to see whether that is found.
     pub fn with_fault(source: &'static str, right: &'static str, wrong: &'static str) -> Self {
         Self { fault: Some((source, right, wrong)), ..Self::default() }
     }
+
+    fn region(&self) -> MutexGuard<'_, Region> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn grown(&self, held: &Mutex<Grown>, bytes: usize) -> Result<u64, CudaError> {
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.1 < bytes || held.0 == 0 {
+            let mut region = self.region();
+            if held.0 != 0 {
+                region.release(held.0);
+            }
+            // What nobody wrote is no number.
+            *held = Grown(region.allocate(bytes, 0xff).map_err(full)?, bytes);
+        }
+        Ok(held.0)
+    }
+}
+
+fn full(bytes: usize) -> CudaError {
+    let (need, free) = ((bytes as u64).div_ceil(1_000_000), 0);
+    let total = memory::LIMIT as u64 / 1_000_000;
+    CudaError::OutOfMemory { device: 0, what: "the emulated device".into(), need, free, total }
+}
+
+/// Held while a kernel runs.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// Where compiled sources are kept.
+fn folder() -> PathBuf {
+    let folder = std::env::temp_dir().join("plugfold-emulated");
+    std::fs::create_dir_all(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    folder
 }
 
 /// Compiles a source, unless its library is there already.
 fn library(source: &Source, fault: Option<(&str, &str, &str)>) -> Library {
     let mut whole = source.whole();
-    let mut name = source.name.to_owned();
     if let Some((_, right, wrong)) = fault.filter(|f| f.0 == source.name) {
-        assert!(whole.contains(right), "{name}.cu does not say {right:?}");
+        assert!(whole.contains(right), "{}.cu does not say {right:?}", source.name);
         whole = whole.replace(right, wrong);
-        name = format!("{name}-fault{}", whole.len());
     }
-    let mut text = format!(
-        "#include \"{}\"\n",
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/host.hpp").display()
-    );
-    text += &whole;
+    let mut text = format!("{HEADER}\n{whole}");
     for kernel in kernels().iter().filter(|k| k.source.name == source.name) {
         let run = format!(
             "extern \"C\" void run_{0}(const Dim* g, const Dim* b, u32 s, u64 seed, void** a) {{ host::launch({0}, *g, \
@@ -59,18 +100,18 @@ fn library(source: &Source, fault: Option<(&str, &str, &str)>) -> Library {
         );
         text += &run;
     }
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let (cpp, built) = (folder.join(format!("{name}.cpp")), folder.join(format!("{name}.so")));
+    // Its name says what it was made of.
+    let digest = Sha256::digest(&text);
+    let name = format!("{}-{:016x}", source.name, u64::from_be_bytes(digest[..8].try_into().unwrap_or_default()));
+    let (folder, name) = (folder(), name.as_str());
+    let built = folder.join(format!("{name}.so"));
     // Tests run in processes of their own: one compiles, the others wait.
     let lock = File::create(folder.join(format!("{name}.lock"))).expect("a lock file");
     lock.lock().expect("the lock");
-    // What the library was made of, beside it.
-    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/host.hpp");
-    let stamp = text.clone() + &std::fs::read_to_string(header).expect("host.hpp");
-    let made_of = folder.join(format!("{name}.made-of"));
-    if !built.exists() || std::fs::read_to_string(&made_of).ok().as_ref() != Some(&stamp) {
-        compile(&cpp, &built, &text);
-        std::fs::write(&made_of, &stamp).expect("the stamp");
+    if !built.exists() {
+        let (cpp, part) = (folder.join(format!("{name}.cpp")), folder.join(format!("{name}.part")));
+        compile(&cpp, &part, &text);
+        std::fs::rename(&part, &built).expect("the library's place");
     }
     // SAFETY: made above from the kernels' sources; loading runs no code of its own but initializers of empty vectors.
     unsafe { Library::new(&built) }.expect("the library")
@@ -95,38 +136,30 @@ fn compile(cpp: &Path, built: &Path, text: &str) {
     assert!(out.status.success(), "{}:\n{}", cpp.display(), String::from_utf8_lossy(&out.stderr));
 }
 
-/// The first multiple of 256 in held memory.
-fn aligned(held: &[[u64; 32]]) -> u64 {
-    (held.as_ptr() as u64).next_multiple_of(256)
-}
-
-fn grown(held: &Mutex<Vec<[u64; 32]>>, bytes: usize) -> u64 {
-    let mut held = held.lock().expect("no thread panicked");
-    let units = bytes.div_ceil(256) + 1;
-    if held.len() < units {
-        // What nobody wrote is no number.
-        *held = vec![[u64::MAX; 32]; units];
-    }
-    aligned(&held)
-}
-
 impl Machine for HostMachine {
     fn class(&self) -> &'static str {
-        "cpu"
+        "emulated"
+    }
+
+    fn name(&self) -> String {
+        "CUDA kernels on the CPU".into()
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
         launch.check()?;
         let name = launch.kernel.name;
         let refuse = |problem: String| CudaError::Launch { kernel: name.into(), problem };
-        let mut libraries = self.libraries.lock().expect("no thread panicked");
+        let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
         let library = libraries
             .entry(launch.kernel.source.name)
             .or_insert_with(|| library(launch.kernel.source, self.fault));
         let args: Vec<*const c_void> = launch.args.iter().map(|a| a.address().cast()).collect();
-        // Threads of one process share the fibers.
-        let mut seed = self.seed.lock().expect("no thread panicked");
+        // A library is loaded once in a process, and with it the fibers: machines take turns.
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seed = self.seed.lock().unwrap_or_else(PoisonError::into_inner);
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let mut region = self.region();
+        let _open = region.open();
         // SAFETY: the function has this type by its definition in `library`; the arguments were checked against the
         // kernel's signature, and what they point to is the caller's duty as with every launch.
         unsafe {
@@ -138,39 +171,55 @@ impl Machine for HostMachine {
     }
 
     fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
-        Ok(grown(&self.scratch, bytes))
+        self.grown(&self.scratch, bytes)
     }
 
     fn addresses(&self, bytes: usize) -> Result<u64, CudaError> {
-        Ok(grown(&self.addresses, bytes))
+        self.grown(&self.addresses, bytes)
     }
 
     fn aligned_input(&self, bytes: usize) -> Result<u64, CudaError> {
-        Ok(grown(&self.inputs, bytes))
+        self.grown(&self.inputs, bytes)
     }
 
     fn round_memory(&self, bytes: usize) -> Result<u64, CudaError> {
-        Ok(grown(&self.round, bytes))
+        self.grown(&self.round, bytes)
     }
 
-    fn keep(&self, bytes: &[u8]) -> Result<u64, CudaError> {
-        let held = vec![[0u64; 32]; bytes.len().div_ceil(256) + 1];
-        let at = aligned(&held);
-        self.memory.lock().expect("no thread panicked").push(held);
-        self.upload(at, bytes)?;
-        Ok(at)
+    fn allocate(&self, _what: &str, bytes: usize) -> Result<u64, CudaError> {
+        self.region().allocate(bytes, 0).map_err(full)
+    }
+
+    fn release(&self, address: u64) {
+        self.region().release(address);
     }
 
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        let mut region = self.region();
+        let _open = region.open();
         // SAFETY: addresses are of memory that this machine holds, or that the caller lent.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
         Ok(())
     }
 
     fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let mut region = self.region();
+        let _open = region.open();
         // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
+    }
+
+    fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
+        let mut region = self.region();
+        let _open = region.open();
+        // SAFETY: as above.
+        unsafe { (at as *mut u8).write_bytes(0, bytes) };
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Result<u64, CudaError> {
+        Ok(self.region().free_bytes() as u64)
     }
 
     fn last_round(&self) -> &Mutex<Vec<u8>> {

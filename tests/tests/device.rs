@@ -1,0 +1,103 @@
+//! A model on a device: the same bits as on the host, in every output and in whole committed states. The device runs the CUDA
+//! kernels on the CPU, and its memory cannot be reached from outside of them.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use plugfold_abi::Phase;
+use plugfold_engine::core::{Core, CoreOptions, MtpRows, SeqRows, Want};
+use plugfold_engine::split::Split;
+use plugfold_kernels::device::Device;
+use plugfold_tests::goldens::tiny_dir;
+use plugfold_tests::model::{emulated, forward, ids, prefill};
+
+const VOCAB: u32 = 480;
+
+fn load(dir: &Path, device: Option<Arc<dyn Device>>) -> Core {
+    let options = CoreOptions { slots: 3, context: Some(256), device, ..CoreOptions::default() };
+    Core::load(dir, &options, Split::WHOLE, None).unwrap()
+}
+
+/// Whatever a script computes is the same on the host and on a device.
+fn same(dir: &Path, script: impl Fn(&mut Core) -> Vec<(String, Vec<u32>)>) {
+    let want = script(&mut load(dir, None));
+    let got = script(&mut load(dir, Some(emulated())));
+    assert_eq!(want.len(), got.len());
+    for ((what, want), (_, got)) in want.iter().zip(&got) {
+        let first = want.iter().zip(got).position(|(a, b)| a != b);
+        assert!(want.len() == got.len() && first.is_none(), "{what} differs first at element {first:?}");
+    }
+}
+
+fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn prompts_windows_and_commits() {
+    same(&tiny_dir(), |core| {
+        let mut all = Vec::new();
+        // Below and past the dense limit of 36 positions.
+        for (slot, n) in [(0, 5), (1, 90)] {
+            let logits = prefill(core, slot, &ids(n as u64, n, VOCAB), 32);
+            all.push((format!("logits after {n}"), bits(&logits)));
+        }
+        let window = ids(5, 4, VOCAB);
+        let rows = [0, 1].map(|slot| SeqRows { slot, tokens: &window, want: Want::All, embeds: &[] });
+        let f = core.forward(Phase::Window, &rows, None, true).unwrap();
+        assert_eq!(f.failure, None);
+        for name in ["logits", "rows", "layer.0", "layer.3"] {
+            all.push((name.into(), bits(core.output(&f, name).unwrap())));
+        }
+        core.commit(&f, &[1, 3]).unwrap();
+        let f = core.forward(Phase::Window, &rows[1..], Some(20), false).unwrap();
+        all.push(("values".into(), bits(core.output(&f, "values").unwrap())));
+        all.push(("ids".into(), bits(core.output(&f, "ids").unwrap())));
+        for slot in [0, 1] {
+            all.extend(core.image(slot));
+        }
+        all
+    });
+}
+
+#[test]
+fn snapshots_drafts_and_rows_in_place_of_embeddings() {
+    same(&tiny_dir(), |core| {
+        let prompt = ids(3, 44, VOCAB);
+        let mut all = Vec::new();
+        core.begin(0);
+        let width = core.config().hidden_size;
+        let image: Vec<f32> = (0..width).map(|i| (i as f32 / 7.0).sin() * 0.05).collect();
+        let embeds: Vec<Option<&[f32]>> = (0..44).map(|i| (i == 9 || i == 30).then_some(&image[..])).collect();
+        let rows = [SeqRows { slot: 0, tokens: &prompt, want: Want::Last, embeds: &embeds }];
+        let f = core.forward(Phase::Prefill, &rows, None, false).unwrap();
+        assert_eq!(f.failure, None);
+        let hidden = core.output(&f, "rows").unwrap().to_vec();
+        core.commit(&f, &[44]).unwrap();
+        let snapshot = core.snapshot(0).unwrap();
+        let f = forward(core, Phase::Window, 0, &[7, 8], Want::All);
+        all.push(("window".into(), bits(core.output(&f, "logits").unwrap())));
+        core.commit(&f, &[2]).unwrap();
+        core.begin(0);
+        assert!(core.restore(&snapshot).unwrap());
+        let f = forward(core, Phase::Window, 0, &[7, 8], Want::All);
+        all.push(("window after a restore".into(), bits(core.output(&f, "logits").unwrap())));
+        assert_eq!(all[0].1, all[1].1);
+        let next_ids = ids(8, 44, VOCAB);
+        let at = [MtpRows {
+            slot: 0,
+            start: 0,
+            next_ids: &next_ids,
+            hidden: &hidden,
+            want: Want::Last,
+            embeds: &embeds,
+        }];
+        let f = core.mtp(&at, true, None).unwrap();
+        assert_eq!(f.failure, None);
+        all.push(("draft head".into(), bits(core.output(&f, "logits").unwrap())));
+        all.push(("its rows".into(), bits(core.output(&f, "rows").unwrap())));
+        all.extend(core.image(0));
+        all
+    });
+}
