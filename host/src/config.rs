@@ -22,6 +22,17 @@ pub enum Device {
     /// The reference kernels on this machine's processor.
     #[default]
     Cpu,
+    /// The kernels of `kernels/cuda` on NVIDIA's GPUs, one a rank.
+    Cuda,
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        })
+    }
 }
 
 /// All settings of a server. Every field is a key of a profile, a variable `PLUGFOLD_<KEY>`, and most are flags.

@@ -5,6 +5,7 @@
 
 pub mod chains;
 pub mod config;
+pub mod device;
 pub mod exact;
 pub mod http;
 pub mod knobs;

@@ -5,8 +5,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use plugfold::exact::{GATES, Setup, Verdict, run};
 use plugfold_abi::Phase;
 use plugfold_engine::core::{Core, CoreOptions, MtpRows, SeqRows, Want};
+use plugfold_engine::rank::Options;
 use plugfold_engine::split::Split;
 use plugfold_kernels::device::Device;
 use plugfold_tests::goldens::tiny_dir;
@@ -100,4 +102,44 @@ fn snapshots_drafts_and_rows_in_place_of_embeddings() {
         all.extend(core.image(0));
         all
     });
+}
+
+/// The promises of the engine, on a device.
+fn holds(gate: &str, ranks: usize) {
+    let gate = GATES.iter().find(|g| g.name == gate).unwrap();
+    let options = Options { context: Some(128), ..Options::new(tiny_dir()) };
+    let devices = (0..ranks).map(|_| Some(emulated())).collect();
+    let verdict = run(gate, &Setup { devices, ..Setup::bare(options, ranks) });
+    assert!(matches!(verdict, Verdict::Holds(_)), "{}: {verdict}", gate.name);
+}
+
+/// A test for each gate.
+macro_rules! hold {
+    ($($test:ident: $gate:literal on $ranks:literal;)+) => {
+        $(
+            #[test]
+            fn $test() {
+                holds($gate, $ranks);
+            }
+        )+
+
+        #[test]
+        fn every_gate_is_tried() {
+            let tried = [$($gate),+];
+            // Without plugins there is nothing that `same-bits` could compare.
+            let missing = GATES.iter().filter(|g| g.name != "same-bits" && !tried.contains(&g.name));
+            assert_eq!(missing.map(|g| g.name).collect::<Vec<_>>(), [""; 0]);
+        }
+    };
+}
+
+hold! {
+    drafted_equals_serial: "drafted" on 1;
+    batched_equals_alone: "batched" on 1;
+    resumed_equals_fresh: "resumed" on 1;
+    chunks_change_nothing: "chunks" on 1;
+    kept_parts_equal_serial_steps: "keeps" on 1;
+    forwards_commit_nothing: "commits" on 1;
+    rows_depend_on_themselves: "rows" on 1;
+    ranks_agree: "ranks" on 2;
 }

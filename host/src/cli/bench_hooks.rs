@@ -68,7 +68,8 @@ impl HooksArgs {
         let options = model::options(settings)?;
         model::threads(settings.threads, 1)?;
         let start = |options: &Options, hooks: Hooks| -> anyhow::Result<Engine> {
-            let core = CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() };
+            let device = plugfold::device::open(settings.device, 0)?;
+            let core = CoreOptions { hooks: Arc::new(hooks), device, ..CoreOptions::default() };
             Engine::start(Rank::load(options, core, World::single())?).context("the engine does not start")
         };
         let hooks = null::hooks()?;

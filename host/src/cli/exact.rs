@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use plugfold::config::Device;
+use plugfold::device;
 use plugfold::exact::plants::PLANTS;
 use plugfold::exact::{Company, GATES, Gate, Load, Plant, Setup as Trial, Silent, Verdict, run};
 use plugfold::plugins::cache_folder;
@@ -16,7 +18,7 @@ use plugfold_manifest::{ByName, Class};
 use serde_json::json;
 
 use super::ModelArgs;
-use super::model::{self, DEVICE};
+use super::model;
 use super::setup::Setup;
 
 /// Tokens beyond the dense limit that the cases need.
@@ -49,8 +51,9 @@ fn loader(setup: &Setup) -> anyhow::Result<Load> {
     let company = setup.company()?;
     let chosen = setup.chosen.clone();
     let cache = if chosen.is_empty() { std::path::PathBuf::new() } else { cache_folder()? };
+    let class = device::class(setup.settings().device)?;
     let load = move |world: &World, options: &Options| -> anyhow::Result<Company> {
-        let mut plugins = Plugins::load(chosen.clone(), &company.settled, world, DEVICE, &cache)?;
+        let mut plugins = Plugins::load(chosen.clone(), &company.settled, world, &class, &cache)?;
         plugins.prepare(&raised(options, plugins.hooks())?, free_memory())?;
         let (hooks, lines) = (plugins.hooks().clone(), plugins.lines()?);
         Ok(Company { hooks, lines, keep: Box::new(plugins) })
@@ -114,7 +117,14 @@ impl Exact {
         let gates = gates(&self.gate)?;
         let on_and_off = gates.iter().any(|g| g.name == "same-bits");
         let silent = if on_and_off { silent(&setup)? } else { Vec::new() };
-        let trial = Trial { options, ranks: settings.ranks, load: loader(&setup)?, silent, plant };
+        // Opened once, whatever is loaded on them.
+        let devices = (0..settings.ranks).map(|rank| device::open(settings.device, rank));
+        let devices = devices.collect::<Result<Vec<_>, _>>()?;
+        if plant.is_some() && settings.device != Device::Cpu {
+            bail!("faults are planted in the host's memory: leave out --device {}", settings.device);
+        }
+        let load = loader(&setup)?;
+        let trial = Trial { options, ranks: settings.ranks, devices, load, silent, plant };
         let mut broken = Vec::new();
         for gate in gates {
             let verdict = run(gate, &trial);

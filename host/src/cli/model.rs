@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use plugfold::config::Settings;
+use plugfold::config::{Device, Settings};
+use plugfold::device;
 use plugfold::knobs::{KnobTable, Resolved};
 use plugfold::plugins::life::{Chosen, Plugins, choose, free_memory};
 use plugfold::plugins::sentinel::{Sentinel, crashed, forget};
@@ -19,15 +20,13 @@ use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
+use plugfold_engine::program::HOST;
 use plugfold_engine::rank::{Options, Rank, raised};
 use plugfold_engine::ranks::{Children, Lead, SECRET_ENV, Secret, World, spawn_local};
 use plugfold_manifest::Manifest;
 
 use super::progress::Loading;
 use super::setup::{Company, Ordered, Setup};
-
-/// Kind of device, as plugins know it.
-pub const DEVICE: &str = "cpu";
 
 /// How long ranks wait for each other at the start.
 const MEETING: Duration = Duration::from_secs(60);
@@ -139,7 +138,8 @@ fn load(
     company: &Company,
 ) -> anyhow::Result<(Rank, Plugins)> {
     let cache = if chosen.is_empty() { PathBuf::new() } else { cache_folder()? };
-    let mut plugins = Plugins::load(chosen, &company.settled, &world, DEVICE, &cache)?;
+    let class = core.device.as_ref().map_or(HOST, |device| device.class()).to_owned();
+    let mut plugins = Plugins::load(chosen, &company.settled, &world, &class, &cache)?;
     if let Some(order) = &company.ordered {
         plugins.begin_command(&order.name, &order.texts())?;
     }
@@ -176,7 +176,8 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
     threads(settings.threads, settings.ranks)?;
     let (world, followers) = meet(settings, &options, &company)?;
     let loading = Loading::start(&options.model);
-    let core = CoreOptions { progress: loading.told(), ..CoreOptions::default() };
+    let device = device::open(settings.device, 0)?;
+    let core = CoreOptions { progress: loading.told(), device, ..CoreOptions::default() };
     let (rank, plugins) = load(&options, core, world, setup.chosen.clone(), &company)?;
     let limits = rank.limits;
     Ok(Model { rank, others: Others { followers, plugins: Arc::new(plugins), limits, sentinel } })
@@ -228,6 +229,7 @@ fn meet(settings: &Settings, options: &Options, company: &Company) -> anyhow::Re
     let mut common: Vec<OsString> = vec!["rank".into(), "--lead".into(), lead.addr().to_string().into()];
     common.extend(["--ranks".into(), settings.ranks.to_string().into(), "--options".into(), settled.into()]);
     common.extend(["--plugins".into(), serde_json::to_string(company)?.into()]);
+    common.extend(["--device".into(), settings.device.to_string().into()]);
     common.extend(settings.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let children = spawn_local(&program, settings.ranks, &secret, |rank| {
         common.iter().cloned().chain(["--rank".into(), rank.to_string().into()]).collect()
@@ -252,6 +254,8 @@ pub struct Follow {
     #[arg(long)]
     plugins: String,
     #[arg(long)]
+    device: Device,
+    #[arg(long)]
     threads: Option<usize>,
 }
 
@@ -263,14 +267,17 @@ impl Follow {
         let options: Options = serde_json::from_str(&self.options).context("--options")?;
         threads(self.threads, self.ranks)?;
         let company: Company = serde_json::from_str(&self.plugins).context("--plugins")?;
-        let chosen = choose(&company.list, &Search::only(company.folders.clone()), DEVICE)?;
+        let class = device::class(self.device)?;
+        let chosen = choose(&company.list, &Search::only(company.folders.clone()), &class)?;
         let mut sentinel = None;
         if !chosen.is_empty() {
             let names = chosen.iter().map(|c| c.library.name.clone()).collect();
             sentinel = Some(Sentinel::raise(&cache_folder()?, (self.rank, self.ranks), names)?);
         }
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
-        let (rank, plugins) = load(&options, CoreOptions::default(), world, chosen, &company)?;
+        let device = device::open(self.device, self.rank)?;
+        let core = CoreOptions { device, ..CoreOptions::default() };
+        let (rank, plugins) = load(&options, core, world, chosen, &company)?;
         sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
         rank.follow_or(|_| {
             // The other ranks know the reason; this process would never end.

@@ -11,7 +11,7 @@ use plugfold_engine::ranks::World;
 use serde_json::json;
 
 use super::ModelArgs;
-use super::model::{self, DEVICE};
+use super::model;
 use super::setup::{Ordered, Setup};
 
 /// What may follow a subcommand of a plugin.
@@ -63,8 +63,9 @@ pub fn run(words: &[OsString]) -> anyhow::Result<ExitCode> {
 /// Runs a command that needs no model, here and now. Says whether it wants one instead.
 fn with_model(setup: &Setup, order: &Ordered) -> anyhow::Result<bool> {
     let company = setup.company()?;
+    let class = plugfold::device::class(setup.settings().device)?;
     let plugins =
-        Plugins::load(setup.chosen.clone(), &company.settled, &World::single(), DEVICE, &cache_folder()?)?;
+        Plugins::load(setup.chosen.clone(), &company.settled, &World::single(), &class, &cache_folder()?)?;
     let words = order.texts();
     if plugins.begin_command(&order.name, &words)? {
         return Ok(true);

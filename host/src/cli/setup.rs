@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use plugfold::config::Settings;
+use plugfold::config::{Device, Settings};
+use plugfold::device;
 use plugfold::knobs::{Asked, Listed, Resolved, Sources};
 use plugfold::plugins::life::{Chosen, choose, prove, together};
 use plugfold::plugins::probe::Probe;
@@ -14,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use super::ModelArgs;
 use super::ab::Side;
-use super::model::DEVICE;
 
 /// The profile whose plugins safe mode keeps.
 const MINIMAL: &str = "minimal";
@@ -85,7 +85,7 @@ impl Setup {
     }
 
     fn of(sources: Sources, search: &Search) -> anyhow::Result<Self> {
-        let chosen = choose(&sources.plugins, search, DEVICE)?;
+        let chosen = choose(&sources.plugins, search, &class(&sources)?)?;
         together(&chosen)?;
         let resolved = resolve(&sources, &chosen)?;
         Ok(Self { resolved, chosen, sources, folders: search.folders().to_vec(), ordered: None })
@@ -151,8 +151,9 @@ impl Setup {
         }
         sources.leave_out(&missing);
         // What needs a plugin that is missing cannot be sorted; its settings can be shown.
-        let chosen = choose(&sources.plugins, &search, DEVICE).unwrap_or_else(|error| {
-            problems.push(error.to_string());
+        let chosen = class(&sources).and_then(|class| Ok(choose(&sources.plugins, &search, &class)?));
+        let chosen = chosen.unwrap_or_else(|error| {
+            problems.push(format!("{error:#}"));
             found
         });
         let resolved = resolve(&sources, &chosen)?;
@@ -179,6 +180,12 @@ impl Setup {
         let (list, folders) = (self.resolved.plugins.clone(), self.folders.clone());
         Ok(Company { list, folders, settled, ordered: self.ordered.clone() })
     }
+}
+
+/// The class of the device that the sources ask for; what they say is checked when they are resolved.
+fn class(sources: &Sources) -> anyhow::Result<String> {
+    let cuda = sources.said("device").is_some_and(|kind| kind == Device::Cuda.to_string());
+    device::class(if cuda { Device::Cuda } else { Device::Cpu })
 }
 
 /// What was said about settings, with the final list of plugins, and where to look for them.

@@ -50,7 +50,8 @@ fn on_one<T>(
     if let Some(plant) = setup.plant {
         plant.put(&mut hooks, rank, setup.ranks)?;
     }
-    let core = CoreOptions { hooks: Arc::new(hooks), lines, ..CoreOptions::default() };
+    let device = setup.devices.get(rank).cloned().flatten();
+    let core = CoreOptions { hooks: Arc::new(hooks), lines, device, ..CoreOptions::default() };
     let mut loaded = Rank::load(&setup.options, core, world).map_err(|e| e.to_string())?;
     let out = script(&mut loaded);
     match &out {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use plugfold_engine::hooks::Hooks;
 use plugfold_engine::rank::Options;
 use plugfold_engine::ranks::World;
+use plugfold_kernels::device::Device;
 
 pub use gates::{GATES, Gate};
 pub use plants::Plant;
@@ -52,6 +53,8 @@ pub struct Setup {
     pub options: Options,
     /// Ranks, all in this process.
     pub ranks: usize,
+    /// The device of each rank; none: all run on the host.
+    pub devices: Vec<Option<Arc<dyn Device>>>,
     /// Plugins of each rank.
     pub load: Load,
     /// Those of them that promise to change no reply.
@@ -70,7 +73,7 @@ impl Setup {
         let load = move |world: &World, _: &Options| {
             Ok(Company { hooks: hooks(world.rank())?, lines: Vec::new(), keep: Box::new(()) })
         };
-        Self { options, ranks, load: Arc::new(load), silent: Vec::new(), plant: None }
+        Self { options, ranks, devices: Vec::new(), load: Arc::new(load), silent: Vec::new(), plant: None }
     }
 
     /// The bare engine.

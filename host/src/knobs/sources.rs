@@ -149,6 +149,18 @@ impl Sources {
         Ok(sources)
     }
 
+    /// What the strongest source says of a setting of the program's own, as far as that can be said without manifests.
+    pub fn said(&self, setting: &str) -> Option<String> {
+        let variable = format!("PLUGFOLD_{}", setting.to_ascii_uppercase());
+        let meant = |given: &&Given| match &given.target {
+            Target::Setting(name) => name == setting,
+            Target::Variable(name) => *name == variable,
+            Target::Knob(..) => false,
+        };
+        let strongest = self.layers.iter().rev().find_map(|layer| layer.iter().rev().find(meant))?;
+        Some(strongest.raw.to_string())
+    }
+
     /// Forgets plugins and what was said for them. What is forgotten is reported.
     pub fn leave_out(&mut self, plugins: &[Listed]) {
         self.plugins.retain(|listed| !plugins.contains(listed));

@@ -18,7 +18,7 @@ mod segments;
 pub mod source;
 
 pub use device::CudaDevice;
-pub use driver::{Arena, Event, Gpu, Pinned, devices};
+pub use driver::{Arena, Event, Gpu, Pinned, class, devices};
 pub use error::CudaError;
 pub use kernel::{Arg, Kernel, Launch, kernel, kernels};
 pub use machine::{Machine, Scratch};

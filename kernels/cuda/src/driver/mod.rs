@@ -51,6 +51,24 @@ pub fn devices() -> Result<usize, CudaError> {
     Ok(count.max(0) as usize)
 }
 
+/// The class of a device, as [`Machine::class`] gives it, without opening it.
+///
+/// # Errors
+/// No driver, an old one, no such device.
+pub fn class(index: usize) -> Result<String, CudaError> {
+    use sys::CUdevice_attribute_enum as A;
+    let count = devices()?;
+    if index >= count {
+        return Err(CudaError::NoDevice { index, count });
+    }
+    let mut device = 0;
+    // SAFETY: the pointer is to a live handle; the index is one of the driver's.
+    call("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, index as i32) })?;
+    let major = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    Ok(format!("sm_{major}{minor}"))
+}
+
 /// A device's context: its primary one, held while this lives.
 #[derive(Debug)]
 pub(crate) struct Context {
