@@ -26,9 +26,10 @@ pub fn tiny_core(slots: usize, context: usize) -> Core {
     Core::load(&tiny_dir(), &options, Split::WHOLE, None).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A device that runs the CUDA kernels on the CPU.
-pub fn emulated() -> Arc<dyn Device> {
-    Arc::new(CudaDevice::new(Arc::new(HostMachine::default())))
+/// A device that runs the CUDA kernels on the CPU; `guarded`: the host cannot reach its memory, and each launch takes longer.
+pub fn emulated(guarded: bool) -> Arc<dyn Device> {
+    let machine = if guarded { HostMachine::guarded() } else { HostMachine::default() };
+    Arc::new(CudaDevice::new(Arc::new(machine)))
 }
 
 /// Loads `ranks` ranks of a model in threads and runs rank 0's part in this one; the others follow.

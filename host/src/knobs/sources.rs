@@ -13,8 +13,14 @@ use crate::plugins::{plugin_id, same_plugin};
 /// Prefixes of the variables that are settings.
 const PREFIXES: [&str; 2] = ["PLUGFOLD_", "GLM53_TF_"];
 /// Variables with the prefix that are not settings; those for tests begin with `PLUGFOLD_TEST_`.
-const NOT_SETTINGS: [&str; 4] =
-    ["PLUGFOLD_CONFIG_DIR", "PLUGFOLD_CACHE_DIR", "PLUGFOLD_RANKS_SECRET", "PLUGFOLD_LOG"];
+const NOT_SETTINGS: [&str; 6] = [
+    "PLUGFOLD_CONFIG_DIR",
+    "PLUGFOLD_CACHE_DIR",
+    "PLUGFOLD_RANKS_SECRET",
+    "PLUGFOLD_LOG",
+    plugfold_cuda::cache::CACHE_VARIABLE,
+    plugfold_cuda::compile::NVRTC_VARIABLE,
+];
 /// Variables that stand for keys of a profile which are no knobs.
 const PLUGINS_ENV: &str = "PLUGFOLD_PLUGINS";
 const PLUGIN_PATH_ENV: &str = "PLUGFOLD_PLUGIN_PATH";
@@ -158,7 +164,10 @@ impl Sources {
             Target::Knob(..) => false,
         };
         let strongest = self.layers.iter().rev().find_map(|layer| layer.iter().rev().find(meant))?;
-        Some(strongest.raw.to_string())
+        match &strongest.raw {
+            Raw::Plain(text) | Raw::Text(text) => Some(text.clone()),
+            other => Some(other.to_string()),
+        }
     }
 
     /// Forgets plugins and what was said for them. What is forgotten is reported.

@@ -1,8 +1,8 @@
 //! A machine that runs the kernels' sources on the CPU: they are compiled as C++ with `host.hpp`, which runs a block's
 //! threads as fibers. It says whether kernels compute the right thing, and the engine around them, where there is no GPU.
 //!
-//! Its memory can be read and written only while a kernel runs or bytes are copied: whoever takes one of its addresses for one
-//! of the host's is ended by the system at once.
+//! The memory of one that is [`guarded`](HostMachine::guarded) can be read and written only while a kernel runs or bytes are
+//! copied: whoever takes one of its addresses for one of the host's is ended by the system at once.
 
 mod memory;
 
@@ -45,6 +45,11 @@ pub struct HostMachine {
 struct Grown(u64, usize);
 
 impl HostMachine {
+    /// A machine whose memory only kernels and copies can reach. Each launch takes longer.
+    pub fn guarded() -> Self {
+        Self { memory: Mutex::new(Region::guarded()), ..Self::default() }
+    }
+
     /// A machine on which one source has `wrong` in place of `right`, to see whether that is found.
     pub fn with_fault(source: &'static str, right: &'static str, wrong: &'static str) -> Self {
         Self { fault: Some((source, right, wrong)), ..Self::default() }

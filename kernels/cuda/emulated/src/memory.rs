@@ -19,6 +19,8 @@ pub struct Region {
     blocks: BTreeMap<usize, usize>,
     /// Offsets of blocks that were given back, by size.
     spare: BTreeMap<usize, Vec<usize>>,
+    /// Whether it is closed while nobody has opened it.
+    guarded: bool,
 }
 
 // SAFETY: the mapping is this value's alone.
@@ -31,7 +33,7 @@ impl Default for Region {
             mmap_anonymous(
                 std::ptr::null_mut(),
                 LIMIT,
-                ProtFlags::empty(),
+                ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
@@ -41,6 +43,7 @@ impl Default for Region {
             used: 0,
             blocks: BTreeMap::new(),
             spare: BTreeMap::new(),
+            guarded: false,
         }
     }
 }
@@ -62,8 +65,15 @@ impl Drop for Open<'_> {
 }
 
 impl Region {
+    /// A region that is closed while nobody has opened it.
+    pub fn guarded() -> Self {
+        let mut region = Self::default();
+        region.guarded = true;
+        region
+    }
+
     fn protect(&mut self, flags: MprotectFlags) {
-        if self.used > 0 {
+        if self.guarded && self.used > 0 {
             // SAFETY: pages of the mapping; references into them live only while it is open.
             unsafe { mprotect(self.base.as_ptr().cast(), self.used.next_multiple_of(4096), flags) }
                 .expect("protection of own pages");
