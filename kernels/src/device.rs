@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use plugfold_abi::points::GraphsObject;
 use plugfold_abi::{OpError, ProviderObject};
 
 /// What a device says went wrong.
@@ -64,6 +65,11 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// As [`Device::upload`].
     fn zero(&self, at: u64, bytes: usize) -> Result<(), DeviceError>;
+
+    /// Recordings of what operations ask of it, where it can make any.
+    fn graphs(&self) -> Option<&GraphsObject> {
+        None
+    }
 
     /// A provider for every operation of the reference.
     fn providers(&self) -> Vec<ProviderObject>;

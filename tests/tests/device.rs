@@ -71,7 +71,8 @@ fn snapshots_drafts_and_rows_in_place_of_embeddings() {
         core.begin(0);
         let width = core.config().hidden_size;
         let image: Vec<f32> = (0..width).map(|i| (i as f32 / 7.0).sin() * 0.05).collect();
-        let embeds: Vec<Option<&[f32]>> = (0..44).map(|i| (i == 9 || i == 30).then_some(&image[..])).collect();
+        let embeds: Vec<Option<&[f32]>> =
+            (0..44).map(|i| (i == 9 || i == 30).then_some(&image[..])).collect();
         let rows = [SeqRows { slot: 0, tokens: &prompt, want: Want::Last, embeds: &embeds }];
         let f = core.forward(Phase::Prefill, &rows, None, false).unwrap();
         assert_eq!(f.failure, None);

@@ -729,6 +729,7 @@ impl Core {
             timer: timer.as_deref(),
             watcher: &watcher,
             executor: self.executor.as_ref().map(|h| (h, mode)),
+            graphs: self.device.as_ref().and_then(|d| d.graphs()),
             exchanging: &self.exchanging,
             failed: staged.and(chosen).err().map(|e| Failure::of_hook("what comes before its steps", &e)),
         };

@@ -176,7 +176,9 @@ impl CacheTable {
     /// What a device says.
     pub fn clear_state(&mut self, at: SlotState) -> Result<(), DeviceError> {
         let records = self.records(at);
-        records.into_iter().try_for_each(|(store, offset, bytes)| self.stores[store].memory.zero(offset, bytes))
+        records
+            .into_iter()
+            .try_for_each(|(store, offset, bytes)| self.stores[store].memory.zero(offset, bytes))
     }
 
     /// Copies the recurrent state of one buffer of a slot.
@@ -254,8 +256,7 @@ impl CacheTable {
         out: &mut Vec<u8>,
     ) -> Result<Option<()>, DeviceError> {
         let Some(stores) = self.stores_of(family, rows) else { return Ok(None) };
-        let (each, stacked) =
-            (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
+        let (each, stacked) = (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
         let start = out.len();
         out.resize(start + rows.len() * stacked, 0);
         let mut taken = Vec::new();
@@ -293,8 +294,7 @@ impl CacheTable {
     ) -> Result<Option<()>, DeviceError> {
         let whole = self.rows_in(family, bytes).is_some_and(|n| n as usize == rows.len());
         let Some(stores) = self.stores_of(family, rows).filter(|_| whole) else { return Ok(None) };
-        let (each, stacked) =
-            (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
+        let (each, stacked) = (self.families[family].row_bytes as usize, self.stacked_row_bytes(family));
         let mut given = Vec::new();
         let mut done = 0;
         for run in runs(rows) {
@@ -355,7 +355,9 @@ impl CacheTable {
                     }
                     bits
                 }
-                Addressing::Linear | Addressing::Ring => read(SlotState { slot: at.slot, parity: 0 }, 0, rows)?,
+                Addressing::Linear | Addressing::Ring => {
+                    read(SlotState { slot: at.slot, parity: 0 }, 0, rows)?
+                }
             };
             out.push((format!("{} layer {}", f.id, store.layer), bits));
         }

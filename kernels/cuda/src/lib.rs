@@ -11,6 +11,7 @@ pub mod compile;
 mod device;
 mod driver;
 mod error;
+mod graphs;
 mod kernel;
 mod machine;
 mod ops;

@@ -61,6 +61,30 @@ pub trait Machine: Send + Sync {
     /// What the driver says.
     fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError>;
 
+    /// Changes when memory that launches use has moved: what was recorded before is void.
+    fn epoch(&self) -> u64;
+
+    /// Records launches from now on, instead of running them.
+    ///
+    /// # Errors
+    /// What the driver says; a recording that is under way.
+    fn record(&self) -> Result<(), CudaError>;
+
+    /// Ends the recording, and gives its number.
+    ///
+    /// # Errors
+    /// What the driver says, also of what was recorded.
+    fn recorded(&self) -> Result<u64, CudaError>;
+
+    /// Runs what was recorded, after what was launched before.
+    ///
+    /// # Errors
+    /// No such recording, or what the driver says.
+    fn replay(&self, recording: u64) -> Result<(), CudaError>;
+
+    /// Forgets a recording.
+    fn forget_recording(&self, recording: u64);
+
     /// Bytes of memory that are free.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub enum Mode {
 
 /// A program that is to run over a round.
 #[repr(C)]
-#[derive(abi_stable::StableAbi, Clone, Copy, Debug)]
+#[derive(abi_stable::StableAbi, Clone, Copy)]
 pub struct Launch<'a> {
     /// Number of the program among those of this engine: one number always means one program over the same caches.
     pub number: u64,
@@ -30,8 +30,27 @@ pub struct Launch<'a> {
     pub late: u32,
     /// The round.
     pub round: &'a RoundTable<'a>,
+    /// Recordings of the device; none where it has none, as on the CPU.
+    pub graphs: Option<&'a GraphsObject>,
     /// How to run it. An executor that cannot capture, or has not captured what it is to replay, runs it eagerly.
     pub mode: Mode,
+}
+
+crate::interface! {
+    /// Recordings of what steps ask of the device, for executors. One at a time, on the thread that runs steps.
+    "graphs", 0: Graphs, GraphsObject, GraphsTable {
+        /// A number for everything that a recording holds of its round: one of a program may be launched for any round that
+        /// has the number that its own had. Equal numbers of two programs mean nothing.
+        fn key(&self, round: &RoundTable<'_>) -> u64;
+        /// From now on what steps ask of the device is recorded, and not done. A step that waits for the device fails.
+        fn begin(&self, round: &RoundTable<'_>) -> ();
+        /// Ends the recording and gives its number.
+        fn end(&self) -> u64;
+        /// Does what was recorded, over a round, after whatever was asked for before.
+        fn launch(&self, recording: u64, round: &RoundTable<'_>) -> ();
+        /// Forgets a recording.
+        fn forget(&self, recording: u64) -> ();
+    }
 }
 
 crate::interface! {

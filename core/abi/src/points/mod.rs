@@ -34,7 +34,7 @@ pub use drive::{
 };
 pub use execute::{
     Bounds, Capture, CaptureFacts, CaptureObject, CaptureTable, Executor, ExecutorObject, ExecutorTable,
-    Launch, Mode, Steps, StepsObject, StepsTable,
+    Graphs, GraphsObject, Launch, Mode, Steps, StepsObject, StepsTable,
 };
 pub use observe::{
     BootPhase, Ended, Launched, Observer, ObserverObject, ObserverTable, OpDone, RoundDone, SequenceEvent,

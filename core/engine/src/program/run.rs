@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use plugfold_abi::points::{Executor, ExecutorObject, Launch, Mode, Steps, StepsObject};
+use plugfold_abi::points::{Executor, ExecutorObject, GraphsObject, Launch, Mode, Steps, StepsObject};
 use plugfold_abi::{
     Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
     NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
@@ -104,6 +104,8 @@ pub struct RunInputs<'a> {
     pub hidden: &'a [f32],
     /// Who runs the program, and how; `None`: one step after another.
     pub executor: Option<(&'a Hooked<ExecutorObject>, Mode)>,
+    /// Recordings of the device, for the executor.
+    pub graphs: Option<&'a GraphsObject>,
     /// Set while other ranks may be waited for.
     pub exchanging: &'a Exchanging,
     /// What has failed already: then only exchanges run.
@@ -396,6 +398,7 @@ impl Progress<'_> {
             program: &resolved.program,
             late: resolved.late as u32,
             round,
+            graphs: self.inputs.graphs,
             mode,
         };
         let turns = Turns { progress: Mutex::new(self), calls: &h.calls };
@@ -486,7 +489,10 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         at: 0,
         late: false,
         ended: false,
-        failure: ready.err().map(|e| Failure::of_device("filling buffers", e)).or_else(|| inputs.failed.clone()),
+        failure: ready
+            .err()
+            .map(|e| Failure::of_device("filling buffers", e))
+            .or_else(|| inputs.failed.clone()),
         collectives: 0xcbf2_9ce4_8422_2325,
         clock: inputs.timer.map(|_| Instant::now()),
     };
@@ -500,7 +506,8 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
     if failure.is_none() {
         // What went wrong on a device shows here at the latest.
         let outputs = (0..program.buffers.len()).filter(|&b| program.buffers[b].output);
-        let fetched = arena.fetch(outputs.map(|b| (resolved.placement.offsets[b], resolved.bytes_of(b, round))));
+        let fetched =
+            arena.fetch(outputs.map(|b| (resolved.placement.offsets[b], resolved.bytes_of(b, round))));
         failure = fetched.err().map(|e| Failure::of_device("reading results", e));
     }
     Outcome { failure, collectives, mode }
@@ -544,7 +551,10 @@ fn call<'c>(resolved: &'c Resolved, base: *mut u8, at: usize, inputs: &RunInputs
 fn fill(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Result<(), DeviceError> {
     let Some(at) = resolved.hidden.filter(|_| !inputs.hidden.is_empty()) else { return Ok(()) };
     let bytes = bytemuck::cast_slice(inputs.hidden);
-    assert!(bytes.len() <= resolved.placement.sizes[at], "rows for the program are larger than its input buffer");
+    assert!(
+        bytes.len() <= resolved.placement.sizes[at],
+        "rows for the program are larger than its input buffer"
+    );
     // Input buffers share memory with nothing.
     arena.memory.write(resolved.placement.offsets[at], bytes)
 }

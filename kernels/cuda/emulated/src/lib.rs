@@ -5,12 +5,14 @@
 //! copied: whoever takes one of its addresses for one of the host's is ended by the system at once.
 
 mod memory;
+mod recorded;
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libloading::Library;
@@ -19,6 +21,7 @@ use plugfold_cuda::{CudaError, Launch, Machine, kernels};
 use sha2::{Digest, Sha256};
 
 use memory::Region;
+use recorded::{Recorded, Recordings};
 
 /// Runs a kernel: grid, block, bytes of shared memory, seed of the order of threads, arguments.
 type Run = unsafe extern "C" fn(*const [c_uint; 3], *const [c_uint; 3], c_uint, u64, *const *const c_void);
@@ -36,6 +39,8 @@ pub struct HostMachine {
     inputs: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
     seed: Mutex<u64>,
+    epoch: AtomicU64,
+    recordings: Mutex<Recordings>,
     /// A source, and what is written in it for what.
     fault: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -59,6 +64,18 @@ impl HostMachine {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn recordings(&self) -> MutexGuard<'_, Recordings> {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A GPU that waits while it records fails.
+    fn not_recording(&self, call: &str) -> Result<(), CudaError> {
+        if self.recordings().open.is_some() {
+            return Err(refused(call, "it cannot be recorded"));
+        }
+        Ok(())
+    }
+
     fn grown(&self, held: &Mutex<Grown>, bytes: usize) -> Result<u64, CudaError> {
         let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.1 < bytes || held.0 == 0 {
@@ -66,11 +83,16 @@ impl HostMachine {
             if held.0 != 0 {
                 region.release(held.0);
             }
+            self.epoch.fetch_add(1, Ordering::Relaxed);
             // What nobody wrote is no number.
             *held = Grown(region.allocate(bytes, 0xff).map_err(full)?, bytes);
         }
         Ok(held.0)
     }
+}
+
+fn refused(call: &str, problem: &str) -> CudaError {
+    CudaError::Launch { kernel: call.into(), problem: problem.into() }
 }
 
 fn full(bytes: usize) -> CudaError {
@@ -107,7 +129,8 @@ fn library(source: &Source, fault: Option<(&str, &str, &str)>) -> Library {
     }
     // Its name says what it was made of.
     let digest = Sha256::digest(&text);
-    let name = format!("{}-{:016x}", source.name, u64::from_be_bytes(digest[..8].try_into().unwrap_or_default()));
+    let name =
+        format!("{}-{:016x}", source.name, u64::from_be_bytes(digest[..8].try_into().unwrap_or_default()));
     let (folder, name) = (folder(), name.as_str());
     let built = folder.join(format!("{name}.so"));
     // Tests run in processes of their own: one compiles, the others wait.
@@ -152,6 +175,10 @@ impl Machine for HostMachine {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<(), CudaError> {
         launch.check()?;
+        if let Some(list) = &mut self.recordings().open {
+            list.push(Recorded::of(launch));
+            return Ok(());
+        }
         let name = launch.kernel.name;
         let refuse = |problem: String| CudaError::Launch { kernel: name.into(), problem };
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +226,40 @@ impl Machine for HostMachine {
         self.region().release(address);
     }
 
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    fn record(&self) -> Result<(), CudaError> {
+        let mut all = self.recordings();
+        if all.open.is_some() {
+            return Err(refused("record", "a recording is under way"));
+        }
+        all.open = Some(Vec::new());
+        Ok(())
+    }
+
+    fn recorded(&self) -> Result<u64, CudaError> {
+        let mut all = self.recordings();
+        let list = all.open.take().ok_or_else(|| refused("record", "no recording is under way"))?;
+        all.made += 1;
+        let number = all.made;
+        all.lists.insert(number, list.into());
+        Ok(number)
+    }
+
+    fn replay(&self, recording: u64) -> Result<(), CudaError> {
+        let found = self.recordings().lists.get(&recording).cloned();
+        let list = found.ok_or_else(|| refused("replay", "there is no such recording"))?;
+        list.iter().try_for_each(|recorded| recorded.launch(self))
+    }
+
+    fn forget_recording(&self, recording: u64) {
+        self.recordings().lists.remove(&recording);
+    }
+
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
+        self.not_recording("upload")?;
         let mut region = self.region();
         let _open = region.open();
         // SAFETY: addresses are of memory that this machine holds, or that the caller lent.
@@ -208,6 +268,7 @@ impl Machine for HostMachine {
     }
 
     fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.not_recording("download")?;
         let mut region = self.region();
         let _open = region.open();
         // SAFETY: as above.
@@ -216,6 +277,7 @@ impl Machine for HostMachine {
     }
 
     fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
+        self.not_recording("zero")?;
         let mut region = self.region();
         let _open = region.open();
         // SAFETY: as above.

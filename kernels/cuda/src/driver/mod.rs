@@ -1,10 +1,12 @@
 //! The GPU behind CUDA's driver, which is loaded when it is first asked for.
 
 mod calls;
+mod graph;
 mod memory;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
@@ -16,6 +18,7 @@ use crate::kernel::{Kernel, Launch};
 use crate::machine::Machine;
 use crate::source::SOURCES;
 use calls::{attribute, call, call_at};
+use graph::Graph;
 pub use memory::{Arena, Event, Pinned};
 use memory::{Grown, Kept};
 
@@ -110,6 +113,13 @@ unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
 
+/// What was recorded, by number.
+#[derive(Default)]
+struct Recorded {
+    made: u64,
+    graphs: HashMap<u64, Graph>,
+}
+
 /// What a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
@@ -136,6 +146,9 @@ pub struct Gpu {
     inputs: Mutex<Grown>,
     round: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
+    /// How often memory that launches use was made anew.
+    epoch: AtomicU64,
+    recordings: Mutex<Recorded>,
     /// The last launch, to say where a fault that shows later may come from.
     last: Mutex<&'static str>,
 }
@@ -169,6 +182,8 @@ impl Gpu {
             inputs: Mutex::default(),
             round: Mutex::default(),
             last_round: Mutex::default(),
+            epoch: AtomicU64::default(),
+            recordings: Mutex::default(),
             last: Mutex::default(),
             context,
             facts,
@@ -337,6 +352,7 @@ impl Gpu {
         if grown.bytes() < bytes {
             // Nobody may use the old memory any more.
             self.synchronize()?;
+            self.epoch.fetch_add(1, Ordering::Relaxed);
         }
         grown.at_least(&self.context, what, bytes)
     }
@@ -429,6 +445,41 @@ impl Machine for Gpu {
         // SAFETY: the caller's address has as many bytes.
         let zeroed = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream.0) };
         call_at("cuMemsetD8Async", zeroed, || format!("{bytes} bytes, {}", self.said_last()))
+    }
+
+    fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    fn record(&self) -> Result<(), CudaError> {
+        self.context.enter()?;
+        graph::begin(self.stream.0)
+    }
+
+    fn recorded(&self) -> Result<u64, CudaError> {
+        self.context.enter()?;
+        let graph = Graph::end(self.stream.0, &self.context)?;
+        let mut all = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        all.made += 1;
+        let number = all.made;
+        all.graphs.insert(number, graph);
+        Ok(number)
+    }
+
+    fn replay(&self, recording: u64) -> Result<(), CudaError> {
+        self.context.enter()?;
+        let all = self.recordings.lock().unwrap_or_else(PoisonError::into_inner);
+        let graph = all.graphs.get(&recording).ok_or_else(|| CudaError::Launch {
+            kernel: format!("recording {recording}"),
+            problem: "there is no such recording".into(),
+        })?;
+        graph.launch(self.stream.0)?;
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = "a recording";
+        Ok(())
+    }
+
+    fn forget_recording(&self, recording: u64) {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner).graphs.remove(&recording);
     }
 
     fn free_bytes(&self) -> Result<u64, CudaError> {

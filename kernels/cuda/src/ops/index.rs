@@ -3,6 +3,7 @@
 use plugfold_abi::{Addressing, OpError};
 
 use super::operands::{Operands, Sequence};
+use crate::graphs::reach;
 use crate::kernel::Arg;
 use crate::machine::Scratch;
 use crate::segments::Tables;
@@ -76,8 +77,8 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     if rows == 0 {
         return Ok(());
     }
-    // A row of scores for the longest sequence; 64 numbers more where none needs any.
-    let stride = sequences.iter().map(full).max().unwrap_or(0).next_multiple_of(POOLS).max(POOLS);
+    // A row of scores for the longest sequence, rounded so that a recording serves for many lengths.
+    let stride = reach(o.table()).div_ceil(pool).next_multiple_of(POOLS);
     let scores = Scratch::pieces(&[rows * stride * 4]).take(o.machine)?[0];
     let (round, first_row) = (Arg::Pointer(o.round()?), Arg::Word(o.first_row() as u32));
     let (budget, pool) = (Arg::Word((top / pool) as u32), Arg::Word(pool as u32));
