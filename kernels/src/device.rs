@@ -54,7 +54,7 @@ pub trait Device: Send + Sync {
     /// What the device says, also of earlier work.
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies bytes from there, after what was asked for before, and waits for them.
+    /// Copies bytes from there, after what was asked for before, and waits for them; no bytes at all are waited for just so.
     ///
     /// # Errors
     /// As [`Device::upload`].

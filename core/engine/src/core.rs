@@ -240,6 +240,9 @@ impl Forward {
     }
 }
 
+/// Tensors that are made as they are read.
+pub type Made = Arc<dyn Source<Error = CheckpointError> + Send>;
+
 /// What a core is loaded with.
 #[derive(Clone)]
 pub struct CoreOptions {
@@ -255,6 +258,8 @@ pub struct CoreOptions {
     pub progress: Progress,
     /// Where weights, caches and buffers lie and operations run; `None`: the host.
     pub device: Option<Arc<dyn Device>>,
+    /// Tensors that are made instead of read from the checkpoint, for measuring; the folder has its configuration only.
+    pub tensors: Option<Made>,
     /// Hooks of plugins.
     pub hooks: Arc<Hooks>,
     /// Name of the executor; `None`: steps run one after another.
@@ -272,6 +277,7 @@ impl Default for CoreOptions {
             allow_nan: false,
             progress: Arc::new(|_| {}),
             device: None,
+            tensors: None,
             hooks: Arc::default(),
             executor: None,
             lines: Vec::new(),
@@ -343,6 +349,9 @@ impl Core {
         comm: Option<Arc<CommObject>>,
     ) -> Result<Self, LoadError> {
         let config = ModelConfig::from_dir(dir)?;
+        if let Some(made) = &options.tensors {
+            return Self::without_slots(config, made, false, "made".into(), options, ranks, comm, None);
+        }
         let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
         let content = tensors.content_id()?;
         let mtp = tensors.mtp;
@@ -729,7 +738,7 @@ impl Core {
             timer: timer.as_deref(),
             watcher: &watcher,
             executor: self.executor.as_ref().map(|h| (h, mode)),
-            graphs: self.device.as_ref().and_then(|d| d.graphs()),
+            device: self.device.as_deref(),
             exchanging: &self.exchanging,
             failed: staged.and(chosen).err().map(|e| Failure::of_hook("what comes before its steps", &e)),
         };

@@ -9,7 +9,7 @@ use plugfold_kernels::cpu::roofline::{RooflineRow, roofline};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
-use super::{ModelArgs, bench_hooks, bench_http, exl3, model, write_whole};
+use super::{ModelArgs, bench_hooks, bench_http, bench_synthetic, exl3, model, write_whole};
 
 /// Measure.
 #[derive(Subcommand)]
@@ -24,6 +24,8 @@ pub enum Bench {
     Exl3(exl3::Measure),
     /// A decode step with a null hook at every point against one with none.
     Hooks(bench_hooks::HooksArgs),
+    /// Steps, windows and prompts of a model of random numbers with a real model's sizes.
+    Synthetic(Box<bench_synthetic::Synthetic>),
     /// The server alone: first text, slots of clients that leave, many streams at once.
     Http(bench_http::HttpArgs),
 }
@@ -101,6 +103,7 @@ impl Bench {
             Self::Prefill(args) => ("prefill", args),
             Self::Exl3(args) => return args.run(),
             Self::Hooks(args) => return args.run(),
+            Self::Synthetic(args) => return args.run(),
             Self::Http(args) => return args.run(),
         };
         let decode = kind == "decode";

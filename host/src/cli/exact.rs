@@ -47,7 +47,7 @@ fn gates(names: &[String]) -> anyhow::Result<Vec<&'static Gate>> {
 }
 
 /// Loads a rank's plugins as serving does.
-fn loader(setup: &Setup) -> anyhow::Result<Load> {
+pub(super) fn loader(setup: &Setup) -> anyhow::Result<Load> {
     let company = setup.company()?;
     let chosen = setup.chosen.clone();
     let cache = if chosen.is_empty() { std::path::PathBuf::new() } else { cache_folder()? };

@@ -1,5 +1,6 @@
 //! `plugfold make-synthetic`: a random checkpoint of a real model's width, for measuring speed.
 
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -26,12 +27,22 @@ use super::shards::{self, Entry};
 /// What such a model says means nothing. The bytes depend on the options alone.
 #[derive(Args)]
 pub struct MakeSynthetic {
-    /// The config.json of the model to be like, or its folder; tokenizer files beside it are copied.
-    #[arg(long, value_name = "FILE|DIR")]
-    like: PathBuf,
+    #[command(flatten)]
+    like: Like,
     /// Folder to write.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Most bytes of a file, in GB.
+    #[arg(long, default_value_t = 5.0, value_name = "GB")]
+    file_size: f64,
+}
+
+/// A model of random numbers: whose sizes it has, and how it is coded.
+#[derive(Args)]
+pub struct Like {
+    /// The config.json of the model to be like, or its folder; tokenizer files beside it are copied.
+    #[arg(long, value_name = "FILE|DIR")]
+    like: PathBuf,
     /// Layers: the model's first.
     #[arg(long, value_name = "N")]
     layers: usize,
@@ -50,9 +61,6 @@ pub struct MakeSynthetic {
     /// Seed of all numbers.
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
-    /// Most bytes of a file, in GB.
-    #[arg(long, default_value_t = 5.0, value_name = "GB")]
-    file_size: f64,
 }
 
 /// Files that a model needs beside its weights.
@@ -94,13 +102,8 @@ impl MakeSynthetic {
         if !(self.file_size > 0.0 && self.file_size < 1e6) {
             bail!("--file-size {}: give a number of GB above 0", self.file_size);
         }
-        let path = if self.like.is_dir() { self.like.join("config.json") } else { self.like.clone() };
-        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut json: Value =
-            serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))?;
-        self.shape(&mut json).with_context(|| format!("in {}", path.display()))?;
-        let config = ModelConfig::from_json(&json.to_string())?;
-        let tensors = self.tensors(&config)?;
+        let (path, json, config) = self.like.read()?;
+        let tensors = self.like.tensors(&config)?;
         shards::new_dir(&self.out)?;
         let total: u64 = tensors.iter().map(|t| t.entry.bytes()).sum();
         let bar = ProgressBar::new(total);
@@ -138,6 +141,29 @@ impl MakeSynthetic {
         Checkpoint::open(&self.out)?.check(&config)?;
         println!("{} tensors, {total} bytes in {} files", entries.len(), files.len());
         Ok(())
+    }
+}
+
+impl Like {
+    /// What it is like: a file or its folder.
+    pub fn path(&self) -> &Path {
+        &self.like
+    }
+
+    /// The configuration of the model: the file that it is like, and the one that it has.
+    pub fn read(&self) -> anyhow::Result<(PathBuf, Value, ModelConfig)> {
+        let path = if self.like.is_dir() { self.like.join("config.json") } else { self.like.clone() };
+        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut json: Value =
+            serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        self.shape(&mut json).with_context(|| format!("in {}", path.display()))?;
+        let config = ModelConfig::from_json(&json.to_string())?;
+        Ok((path, json, config))
+    }
+
+    /// Its tensors, made as they are read: nothing is written, and nothing but the device holds all of them.
+    pub fn source(&self, config: &ModelConfig) -> anyhow::Result<source::Noise> {
+        Ok(source::Noise::new(self.tensors(config)?, self.seed))
     }
 
     /// Turns a configuration into that of the checkpoint: fewer layers, no vision, coded.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use plugfold_abi::points::{Executor, ExecutorObject, GraphsObject, Launch, Mode, Steps, StepsObject};
+use plugfold_abi::points::{Executor, ExecutorObject, Launch, Mode, Steps, StepsObject};
 use plugfold_abi::{
     Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
     NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
@@ -104,8 +104,8 @@ pub struct RunInputs<'a> {
     pub hidden: &'a [f32],
     /// Who runs the program, and how; `None`: one step after another.
     pub executor: Option<(&'a Hooked<ExecutorObject>, Mode)>,
-    /// Recordings of the device, for the executor.
-    pub graphs: Option<&'a GraphsObject>,
+    /// The device, if it is not the host.
+    pub device: Option<&'a dyn Device>,
     /// Set while other ranks may be waited for.
     pub exchanging: &'a Exchanging,
     /// What has failed already: then only exchanges run.
@@ -334,6 +334,10 @@ impl Progress<'_> {
             Fused::Alone | Fused::Inside => Rest(&found.chain).run(&call),
         };
         if let (Some(timer), Some(since)) = (inputs.timer, &mut self.clock) {
+            if let Some(device) = inputs.device {
+                // What was asked for has run once an empty copy is there.
+                device.download(0, &mut [])?;
+            }
             let now = Instant::now();
             let step = &resolved.program.steps[unit.start];
             timer(step, step.rows.within(inputs.round.rows()).len() as u32, (now - *since).as_secs_f64());
@@ -398,7 +402,7 @@ impl Progress<'_> {
             program: &resolved.program,
             late: resolved.late as u32,
             round,
-            graphs: self.inputs.graphs,
+            graphs: self.inputs.device.and_then(Device::graphs),
             mode,
         };
         let turns = Turns { progress: Mutex::new(self), calls: &h.calls };

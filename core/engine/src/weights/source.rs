@@ -1,6 +1,7 @@
 //! Where the tensors of weights come from.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use half::bf16;
 use plugfold_kernels::cpu::exl3;
@@ -39,6 +40,36 @@ pub trait Source: Sync {
     /// As above.
     fn exl3_rows(&self, _name: &str) -> Result<Option<exl3::Embedding>, Self::Error> {
         Ok(None)
+    }
+}
+
+impl<E: std::error::Error + From<exl3::Error> + Send + Sync + 'static> Source
+    for Arc<dyn Source<Error = E> + Send>
+{
+    type Error = E;
+
+    fn has(&self, name: &str) -> bool {
+        (**self).has(name)
+    }
+
+    fn is_bf16(&self, name: &str) -> bool {
+        (**self).is_bf16(name)
+    }
+
+    fn read_f32(&self, name: &str, rows: Range<usize>, cols: Range<usize>) -> Result<Vec<f32>, E> {
+        (**self).read_f32(name, rows, cols)
+    }
+
+    fn read_bf16(&self, name: &str, rows: Range<usize>, cols: Range<usize>) -> Result<Vec<bf16>, E> {
+        (**self).read_bf16(name, rows, cols)
+    }
+
+    fn exl3(&self, name: &str) -> Result<Option<Exl3Tensor<'_>>, E> {
+        (**self).exl3(name)
+    }
+
+    fn exl3_rows(&self, name: &str) -> Result<Option<exl3::Embedding>, E> {
+        (**self).exl3_rows(name)
     }
 }
 
