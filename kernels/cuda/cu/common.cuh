@@ -62,6 +62,12 @@ DEVICE float half_fma(u32 a, u32 b, u32 c) {
       : "r"(a), "r"(b), "r"(c));
   return f;
 }
+// a * b + c in each of the two halves of a word, rounded once: x the lower, y the upper.
+DEVICE void half_pair_fma(u32 a, u32 b, u32 c, float& x, float& y) {
+  asm("{.reg .b32 s; .reg .b16 l, h; fma.rn.f16x2 s, %2, %3, %4; mov.b32 {l, h}, s; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(x), "=f"(y)
+      : "r"(a), "r"(b), "r"(c));
+}
 // c + the sum of the four bytes of a.
 DEVICE u32 byte_sum(u32 a, u32 c) {
   u32 r;
@@ -70,6 +76,18 @@ DEVICE u32 byte_sum(u32 a, u32 c) {
 }
 // The upper word of high:low << shift, shift below 32.
 DEVICE u32 funnel(u32 high, u32 low, u32 shift) { return __funnelshift_l(low, high, shift); }
+// Bytes picked from a (0 to 3) and b (4 to 7): a digit of `which` each, the lowest byte's last.
+DEVICE u32 bytes_of(u32 a, u32 b, u32 which) { return __byte_perm(a, b, which); }
+// Waits for all warps of the block, which may do so at different places.
+DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+// Keeps the compiler from moving loads and stores past this place.
+DEVICE void keep_order() { asm volatile("" ::: "memory"); }
+// What other blocks of the launch wrote before this one was told so.
+DEVICE float load_shared_by_blocks(const float* from) {
+  float v;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
 #endif
 
 struct alignas(16) Float4 {
@@ -194,18 +212,33 @@ template <int N> DEVICE u32 many_index(u32 l) {
 // Elements that a block stages at a time for one of its warps to sum. A multiple of 32.
 #define STAGE 4096
 
-// Sum of squares of `value(i)`, i below n, to all threads of a block. Its first warp adds; all fetch.
-template <class F> DEVICE float block_squares(u32 n, F value) {
+// Values that a thread fetches at a time.
+#define FETCHED 8
+
+// Sum of squares of `value(i, j)`, i below n, to all threads of a block. Its first warp adds; all fetch, thread t value
+// t + j * threads of every FETCHED * threads.
+template <class F> DEVICE float block_squares_at(u32 n, F value) {
   SHARED float stage[STAGE];
   SHARED float result;
   float sum = 0.0f;
   for (u32 first = 0; first < n; first += STAGE) {
     u32 count = low(STAGE, n - first);
     u32 padded = (count + 31) / 32 * 32;
-    for (u32 i = threadIdx.x; i < padded; i += blockDim.x) stage[i] = i < count ? value(first + i) : 0.0f;
+    for (u32 base = threadIdx.x; base < padded; base += FETCHED * blockDim.x) {
+      float v[FETCHED];
+#pragma unroll
+      for (u32 j = 0; j < FETCHED; j++) {
+        u32 i = base + j * blockDim.x;
+        v[j] = i < count ? value(first + i, j) : 0.0f;
+      }
+#pragma unroll
+      for (u32 j = 0; j < FETCHED; j++) {
+        if (base + j * blockDim.x < padded) stage[base + j * blockDim.x] = v[j];
+      }
+    }
     __syncthreads();
     if (warp() == 0) {
-#pragma unroll 8
+#pragma unroll 16
       for (u32 i = lane(); i < padded; i += 32) sum = fma_rn(stage[i], stage[i], sum);
     }
     __syncthreads();
@@ -218,6 +251,9 @@ template <class F> DEVICE float block_squares(u32 n, F value) {
   float found = result;
   __syncthreads();
   return found;
+}
+template <class F> DEVICE float block_squares(u32 n, F value) {
+  return block_squares_at(n, [&](u32 i, u32) { return value(i); });
 }
 
 // The factor of an RMS norm: one over the root of the mean of squares.
@@ -259,11 +295,10 @@ template <int PER> DEVICE void hadamard(float (&v)[PER], float factor) {
   }
 #pragma unroll
   for (int mask = 1; mask < 32; mask *= 2) {
+    // Sum or difference in one instruction: the product is exact.
+    float sign = lane() & mask ? -1.0f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-      float other = __shfl_xor_sync(ALL, v[i], mask);
-      v[i] = lane() & mask ? other - v[i] : v[i] + other;
-    }
+    for (int i = 0; i < PER; i++) v[i] = fma_rn(v[i], sign, __shfl_xor_sync(ALL, v[i], mask));
   }
 #pragma unroll
   for (int i = 0; i < PER; i++) v[i] = v[i] * factor;

@@ -1,18 +1,24 @@
 // Products with weights in EXL3: matrices put together of segments, each a trellis of 16 x 16 tiles with scales of its own.
 //
-// Three kernels a wave of segments (those whose results do not add to one another's):
-// - `exl3_rotate`: H(x * suh), rounded to half, in the order in which a tile's lanes read it. A warp a block of 128 channels.
-// - `exl3_product_1`: a warp takes the left or right half of a column of tiles, with `exl3_product_8` (up to 8 rows) both.
-//   Each lane cuts the states of four ring positions of a half out of the words of a tile, hashes them to code values in registers, and adds their products to one sum a
-//   row. Products of halves are exact, sums run down k. Bound: the bytes of the words at one row, and the rate at which
-//   states become numbers (seven instructions each).
-// - `exl3_finish`: H(columns) * svh + bias, to the outputs. A warp a block of 128 columns.
+// What is done to a row: H(x * suh), rounded to half; products with the tiles; H(columns) * svh + bias. A wave of segments
+// (those whose results do not add to one another's) is
+// - one launch at one row, `exl3_one_1` and `exl3_one_2`: every block rotates the row for itself, and of the blocks that
+//   share 128 columns the last one to end brings them back;
+// - at more rows `exl3_rotate`, `exl3_rows_1` or `exl3_rows_2` (a tile is decoded once for up to 8 rows), `exl3_finish`.
+// `_1`: a warp takes the left or right half of a column of tiles, so that there are enough warps; `_2`: both halves.
+//
+// Words of tiles come through a ring in shared memory, seven steps ahead. Each lane cuts the states of four ring positions
+// of a half out of the words of a tile, hashes them to code values in registers, and adds their products to one sum a row.
+// Products of halves are exact; a sum runs down all of k, so k is not split. Bound: the bytes of the words, and the rate at
+// which states become numbers: at 4 bits about 7 instructions a weight, of which a third of the memory's rate leaves 12.
 
 // What a launch covers: segments `part .. part + gridDim.z` of each matrix; scratch rows are `k` and `n` numbers wide.
 struct Wave {
   Segments segments;
   u32 part, k, n, unused;
   float *rotated, *raw;
+  // A count for each 128 columns of each row and segment, 0 between launches.
+  u32* done;
 
   DEVICE const Segment* segment(u32 matrix) const {
     const Segment* s = segments.of(matrix, part + blockIdx.z);
@@ -32,195 +38,361 @@ struct Wave {
   }
 };
 
+#define ROTATED_AT_ONCE 8
+
+// Blocks of 128 channels `first`, `first + every`, .. below `end` of a row: H(x * suh), rounded to half, in the order in which a
+// tile's lanes read it. By a warp; tile t goes to `out + t * tile`.
+DEVICE void rotate(const Segment& s, const float* x, const u16* suh, u32 first, u32 every, u32 end, float* out, u64 tile) {
+  for (u32 base = first; base < end; base += ROTATED_AT_ONCE * every) {
+    float v[ROTATED_AT_ONCE][4];
+    // All loads, then all sums: a warp has the latency of memory once.
+#pragma unroll
+    for (u32 i = 0; i < ROTATED_AT_ONCE; i++) {
+      u32 block = base + i * every;
+      if (block < end) {
+        u64 scales = ((const u64*)suh)[block * 32 + lane()];
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+          u32 channel = block * 128 + 4 * lane() + j;
+          bool there = channel >= s.lead && channel - s.lead < s.inputs;
+          v[i][j] = (there ? x[channel - s.lead] : 0.0f) * half_to_float((u16)(scales >> 16 * j));
+        }
+      }
+    }
+#pragma unroll
+    for (u32 i = 0; i < ROTATED_AT_ONCE; i++) {
+      u32 block = base + i * every;
+      if (block < end) {
+        hadamard<4>(v[i], 0.08838834764831845f);
+        float* to = out + (block * 8 + lane() / 4) * tile;
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+          // Row r of a tile belongs to lanes i = r % 8 / 2 (modulo 4) and their ring position r % 2 + 2 * (r / 8).
+          u32 r = 4 * (lane() % 4) + j;
+          to[r % 8 / 2 * 4 + r % 2 + r / 8 * 2] = half_to_float(float_to_half(v[i][j]));
+        }
+      }
+    }
+  }
+}
+
+// A warp a block of 128 channels of a row, to [segment][tile of k][row][16].
 KERNEL THREADS(128) exl3_rotate(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();
   Tile tile = tile_of(rows, at, 1);
   const Segment* s = wave.segment(tile.matrix);
   if (tile.count == 0 || !s || block * 128 >= s->k || wave.rotation(s) != blockIdx.z) return;
-  const float* x = rows.input(tile.first) + s->input;
-  const u16* suh = (const u16*)wave.segments.line(s->suh);
-  float v[4];
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) {
-    u32 channel = block * 128 + 4 * lane() + j;
-    bool there = channel >= s->lead && channel - s->lead < s->inputs;
-    v[j] = (there ? x[channel - s->lead] : 0.0f) * half_to_float(suh[channel]);
-  }
-  hadamard<4>(v, 0.08838834764831845f);
-  float* out = wave.rotated + ((u64)blockIdx.z * rows.count + at) * wave.k;
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) {
-    // Row r of a tile belongs to lanes i = r % 8 / 2 (modulo 4) and their ring position r % 2 + 2 * (r / 8).
-    u32 channel = block * 128 + 4 * lane() + j, r = channel % 16;
-    out[channel / 16 * 16 + r % 8 / 2 * 4 + r % 2 + r / 8 * 2] = half_to_float(float_to_half(v[j]));
-  }
+  float* out = wave.rotated + (u64)blockIdx.z * rows.count * wave.k + at * 16;
+  rotate(*s, rows.input(tile.first) + s->input, (const u16*)wave.segments.line(s->suh), block, 1, block + 1, out, rows.count * 16);
 }
 
 enum Codebook : u32 { THREE_INST = 0, MCG = 1, MUL1 = 2 };
 
-// The code value of a 16-bit state.
-template <u32 CODE> DEVICE float value_of(u32 state) {
-  if (CODE == MUL1) return half_fma(byte_sum(state * 0x83DCD12Du, 0x6400u), 0x1EEEu, 0xC931u);
-  u32 x = CODE == MCG ? state * 0xCBAC1FEDu : state * 89226354u + 64248484u;
-  return half_pair_sum((x & 0x8FFF8FFFu) ^ 0x3B603B60u);
+// The code values of two 16-bit states.
+template <u32 CODE> DEVICE void values_of(u32 a, u32 b, float& x, float& y) {
+  if (CODE == MUL1) {
+    u32 sums = bytes_of(byte_sum(a * 0x83DCD12Du, 0x6400u), byte_sum(b * 0x83DCD12Du, 0x6400u), 0x5410);
+    half_pair_fma(sums, 0x1EEE1EEEu, 0xC931C931u, x, y);
+  } else {
+    u32 p = CODE == MCG ? a * 0xCBAC1FEDu : a * 89226354u + 64248484u;
+    u32 q = CODE == MCG ? b * 0xCBAC1FEDu : b * 89226354u + 64248484u;
+    x = half_pair_sum((p & 0x8FFF8FFFu) ^ 0x3B603B60u);
+    y = half_pair_sum((q & 0x8FFF8FFFu) ^ 0x3B603B60u);
+  }
 }
 
 // Ring bit just behind position p, `halves` being twice the bits a weight.
 DEVICE u32 end_bit(u32 halves, u32 p) { return halves / 2 * (p + 1) + (halves & 1) * ((p + 1) / 2); }
 
-// Words of tiles that are fetched before the ones at hand are used.
-#define AHEAD 4
+// Rates: four bits a weight; up to five, so that 32 bits hold a lane's four states of a half; any.
+enum Rate : u32 { FOUR = 0, NARROW = 1, WIDE = 2 };
 
-// Sums of R rows with the columns of HALVES halves of a tile, from `half` on. NARROW: up to five bits a weight, so that 32
-// bits hold a lane's four states.
-template <u32 CODE, bool NARROW, int R, int HALVES>
-DEVICE void multiply(
-    const Segment& s, const u32* trellis, u32 column, u32 half, const float* x, u64 x_stride, float (&sum)[R][HALVES]) {
-  const u32 words = 4 * s.halves, ring = 32 * words, tiles = s.k / 16;
-  // A window begins where the first of the lane's four states begins.
-  u32 shift[HALVES], a[HALVES], b[HALVES], c[HALVES];
+#define STAGES 8
+#define STAGE_WORDS 256
+#define RING_WORDS (STAGES * STAGE_WORDS)
+// Tiles of a stage: at most 64 pieces of 16 bytes, two a lane.
+DEVICE constexpr u32 stage_tiles(u32 rate) { return rate == FOUR ? 8 : 4; }
+
+// The words of a column of tiles on their way to a warp.
+struct Ring {
+  u32* at;
+  // Stages that are not asked for yet; where the next one goes, and where the next to be read lies.
+  u32 left, put, get;
+  // Where a lane's pieces come from, and go to in a stage.
+  const u8* from[2];
+  bool mine[2];
+  u64 stride;
+
+  DEVICE Ring(const Segment& s, const u8* trellis, u32 column, u32* own) {
+    u32 tiles = stage_tiles(s.halves == 8 ? FOUR : WIDE);
+    at = own;
+    left = s.k / 16 / tiles;
+    put = get = 0;
+    u64 row = (u64)(s.n / 16) * s.halves * 16;
+    stride = row * tiles;
 #pragma unroll
-  for (u32 h = 0; h < HALVES; h++) {
-    u32 start = (end_bit(s.halves, 8 * lane() + 4 * (half + h)) + ring - 16) % ring;
-    shift[h] = start % 32;
-    a[h] = start / 32;
-    b[h] = (a[h] + 1) % words;
-    c[h] = (a[h] + 2) % words;
-  }
-  // From one state to the next in a window: the same for all lanes, since their first positions are even.
-  const u32 d1 = end_bit(s.halves, 1) - end_bit(s.halves, 0), d2 = end_bit(s.halves, 2) - end_bit(s.halves, 0),
-            d3 = end_bit(s.halves, 3) - end_bit(s.halves, 0);
-  const u64 step = (u64)(s.n / 16) * words;
-  const u32* tile = trellis + (u64)column * words;
-  x += lane() % 4 * 4;
-  // [tile][half][word]
-  u32 next[AHEAD][HALVES][NARROW ? 2 : 3];
-  auto fetch = [&](u32 first) {
-#pragma unroll
-    for (u32 t = 0; t < AHEAD; t++) {
-      const u32* w = tile + low(first + t, tiles - 1) * step;
-#pragma unroll
-      for (u32 h = 0; h < HALVES; h++) {
-        next[t][h][0] = w[a[h]];
-        next[t][h][1] = w[b[h]];
-        if constexpr (!NARROW) next[t][h][2] = w[c[h]];
-      }
+    for (u32 i = 0; i < 2; i++) {
+      u32 piece = lane() + 32 * i;
+      mine[i] = piece < tiles * s.halves;
+      from[i] = trellis + (u64)column * s.halves * 16 + piece / s.halves * row + piece % s.halves * 16;
     }
-  };
-  fetch(0);
 #pragma unroll 1
-  for (u32 first = 0; first < tiles; first += AHEAD) {
-    u32 now[AHEAD][HALVES][NARROW ? 2 : 3];
+    for (u32 i = 0; i + 1 < STAGES; i++) fetch();
+  }
+
+  // Starts the copy of the next stage, if there is one left.
+  DEVICE void fetch() {
+    if (left > 0) {
 #pragma unroll
-    for (u32 t = 0; t < AHEAD; t++) {
-#pragma unroll
-      for (u32 h = 0; h < HALVES; h++) {
-#pragma unroll
-        for (u32 i = 0; i < (NARROW ? 2 : 3); i++) now[t][h][i] = next[t][h][i];
+      for (u32 i = 0; i < 2; i++) {
+        if (mine[i]) copy_async(at + put * STAGE_WORDS + (lane() + 32 * i) * 4, from[i]);
+        from[i] += stride;
       }
+      left--;
     }
-    if (first + AHEAD < tiles) fetch(first + AHEAD);
+    put = (put + 1) % STAGES;
+    copy_commit();
+  }
+
+  // The words of the next stage, when they are there.
+  DEVICE const u32* next() {
+    copy_wait<STAGES - 2>();
+    __syncwarp();
+    // Into the stage that all lanes have left.
+    fetch();
+    const u32* words = at + get * STAGE_WORDS;
+    get = (get + 1) % STAGES;
+    return words;
+  }
+};
+
+// How a lane finds its states in the words of a tile, of which a warp takes HALVES halves from `half` on.
+template <u32 CODE, u32 RATE, int HALVES> struct Cut {
+  u32 words;
+  // A window begins where the first of a lane's four states of a half begins: its words, and the bit in the first.
+  u32 a[HALVES], b[HALVES], c[HALVES], shift[HALVES];
+  // From one state to the next: the same for all lanes, since their first positions are even.
+  u32 d1, d2, d3;
+
+  DEVICE Cut(u32 halves, u32 half) {
+    words = RATE == FOUR ? 32 : 4 * halves;
 #pragma unroll
-    for (u32 t = 0; t < AHEAD; t++) {
-      // k is a multiple of 128, so tiles come in whole groups.
-      float v[HALVES][4];
+    for (u32 h = 0; h < HALVES; h++) {
+      u32 start = (end_bit(halves, 8 * lane() + 4 * (half + h)) + 32 * words - 16) % (32 * words);
+      shift[h] = start % 32;
+      a[h] = start / 32;
+      b[h] = (a[h] + 1) % words;
+      c[h] = (a[h] + 2) % words;
+    }
+    d1 = end_bit(halves, 1) - end_bit(halves, 0);
+    d2 = end_bit(halves, 2) - end_bit(halves, 0);
+    d3 = end_bit(halves, 3) - end_bit(halves, 0);
+  }
+
+  // The code values of a lane in a tile.
+  DEVICE void values(const u32* w, float (&v)[HALVES][4]) const {
+    if constexpr (RATE == FOUR && HALVES == 2) {
+      // State e of the lane's eight ends with bit 4 e + 4 of its word; the first three begin in the word before.
+      u32 now = w[lane()], before = w[(lane() + 31) % 32], between = funnel(before, now, 28);
+      values_of<CODE>(funnel(before, now, 20) >> 16, funnel(before, now, 24) >> 16, v[0][0], v[0][1]);
+      values_of<CODE>(between >> 16, now >> 16, v[0][2], v[0][3]);
+      values_of<CODE>(bytes_of(between, 0, 0x4421), bytes_of(now, 0, 0x4421), v[1][0], v[1][1]);
+      values_of<CODE>(between & 0xffffu, now & 0xffffu, v[1][2], v[1][3]);
+    } else {
 #pragma unroll
       for (u32 h = 0; h < HALVES; h++) {
-        u32 high = funnel(now[t][h][0], now[t][h][1], shift[h]);
-        v[h][0] = value_of<CODE>(high >> 16);
-        if constexpr (NARROW) {
-          v[h][1] = value_of<CODE>(high >> (16 - d1) & 0xffffu);
-          v[h][2] = value_of<CODE>(high >> (16 - d2) & 0xffffu);
-          v[h][3] = value_of<CODE>(high >> (16 - d3) & 0xffffu);
+        u32 first = w[a[h]], second = w[b[h]], high = funnel(first, second, shift[h]);
+        if constexpr (RATE == FOUR) {
+          u32 next = funnel(first, second, shift[h] + 4);
+          values_of<CODE>(high >> 16, next >> 16, v[h][0], v[h][1]);
+          values_of<CODE>(bytes_of(high, 0, 0x4421), bytes_of(next, 0, 0x4421), v[h][2], v[h][3]);
+        } else if constexpr (RATE == NARROW) {
+          values_of<CODE>(high >> 16, high >> (16 - d1) & 0xffffu, v[h][0], v[h][1]);
+          values_of<CODE>(high >> (16 - d2) & 0xffffu, high >> (16 - d3) & 0xffffu, v[h][2], v[h][3]);
         } else {
-          u32 more = funnel(now[t][h][1], now[t][h][2], shift[h]);
-          v[h][1] = value_of<CODE>(funnel(high, more, d1) >> 16);
-          v[h][2] = value_of<CODE>(funnel(high, more, d2) >> 16);
-          v[h][3] = value_of<CODE>(funnel(high, more, d3) >> 16);
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < R; r++) {
-        Float4 four = *(const Float4*)(x + r * x_stride + (first + t) * 16);
-#pragma unroll
-        for (u32 h = 0; h < HALVES; h++) {
-#pragma unroll
-          for (int e = 0; e < 4; e++) sum[r][h] = fma_rn(v[h][e], four.v[e], sum[r][h]);
+          u32 more = funnel(second, w[c[h]], shift[h]);
+          values_of<CODE>(high >> 16, funnel(high, more, d1) >> 16, v[h][0], v[h][1]);
+          values_of<CODE>(funnel(high, more, d2) >> 16, funnel(high, more, d3) >> 16, v[h][2], v[h][3]);
         }
       }
     }
   }
+};
+
+// The next `count` tiles of a column, a multiple of 8, times R rows of x, whose tile t of row r lies at x + t * tile + r * 16.
+template <int R, int HALVES> struct Multiply {
+  Ring& ring;
+  u32 halves, half, count;
+  const float* x;
+  u64 tile;
+  float (&sum)[R][HALVES];
+
+  template <u32 CODE, u32 RATE> DEVICE void at_rate() {
+    const Cut<CODE, RATE, HALVES> cut(halves, half);
+    const float* mine = x + lane() % 4 * 4;
+#pragma unroll 1
+    for (u32 first = 0; first < count; first += stage_tiles(RATE)) {
+      const u32* w = ring.next();
+#pragma unroll (R == 1 ? 8 : R == 2 ? 4 : 2)
+      for (u32 t = 0; t < stage_tiles(RATE); t++) {
+        float v[HALVES][4];
+        cut.values(w + t * cut.words, v);
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+          Float4 four = *(const Float4*)(mine + r * 16);
+#pragma unroll
+          for (u32 h = 0; h < HALVES; h++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) sum[r][h] = fma_rn(v[h][e], four.v[e], sum[r][h]);
+          }
+        }
+        mine += tile;
+      }
+    }
+  }
+  template <u32 CODE> DEVICE void with() {
+    if (halves == 8) at_rate<CODE, FOUR>();
+    // Several rows have the time for the slower cut.
+    else if (R == 1 && halves <= 10) at_rate<CODE, R == 1 ? NARROW : WIDE>();
+    else at_rate<CODE, WIDE>();
+  }
+  // Codebook and rate are known to the code that runs.
+  DEVICE void run(u32 codebook) {
+    if (codebook == MUL1) with<MUL1>();
+    else if (codebook == MCG) with<MCG>();
+    else with<THREE_INST>();
+  }
+};
+
+// What a warp takes: HALVES halves of a column of tiles. A block has four, all of one segment.
+template <int HALVES> struct Part {
+  u32 column, half;
+  DEVICE Part() {
+    u32 unit = (blockIdx.x * 4 + warp()) * HALVES;
+    column = unit / 2;
+    half = unit % 2;
+  }
+  // Sums of R rows to `raw`, of which `count` are wanted: the four lanes that share a column have a part each.
+  template <int R> DEVICE void store(const float (&sum)[R][HALVES], float* raw, u64 stride, u32 count) const {
+#pragma unroll
+    for (u32 r = 0; r < R; r++) {
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) {
+        float v = sum[r][h] + __shfl_xor_sync(ALL, sum[r][h], 1);
+        v = v + __shfl_xor_sync(ALL, v, 2);
+        if (r < count && lane() % 4 == 0) raw[r * stride + 16 * column + 8 * (half + h) + lane() / 4] = v;
+      }
+    }
+  }
+};
+
+// 128 columns of a row, by a warp: H(raw) * svh + bias, to the outputs.
+DEVICE void finish(const Wave& wave, const Segment& s, u32 block, const float* raw, float* out) {
+  const u16* svh = (const u16*)wave.segments.line(s.svh);
+  raw += block * 128 + 4 * lane();
+  float v[4];
+#pragma unroll
+  for (u32 j = 0; j < 4; j++) v[j] = load_shared_by_blocks(raw + j);
+  hadamard<4>(v, 0.08838834764831845f);
+#pragma unroll
+  for (u32 j = 0; j < 4; j++) {
+    u32 column = block * 128 + 4 * lane() + j;
+    float value = v[j] * half_to_float(svh[column]);
+    if (s.bias != NO_LINE) value = value + ((const float*)wave.segments.line(s.bias))[column];
+    if (column >= s.skip && column - s.skip < s.outputs) {
+      float* to = out + s.output + column - s.skip;
+      *to = s.input > 0 ? *to + value : value;
+    }
+  }
 }
 
-template <u32 CODE, int R, int HALVES>
-DEVICE void at_rate(
-    const Segment& s, const u32* trellis, u32 column, u32 half, const float* x, u64 x_stride, float (&sum)[R][HALVES]) {
-  if (s.halves <= 10) multiply<CODE, true, R, HALVES>(s, trellis, column, half, x, x_stride, sum);
-  else multiply<CODE, false, R, HALVES>(s, trellis, column, half, x, x_stride, sum);
-}
+// Channels that a block of `one` rotates at a time.
+#define CHUNK 4096
 
-// R rows; a warp takes HALVES halves of a column of tiles.
-template <int R, int HALVES> DEVICE void product(const Rows& rows, const Wave& wave) {
-  Tile tile = tile_of(rows, blockIdx.y, R);
-  if (tile.count == 0) return;
+// One row of a matrix, or of each of several. Dynamic shared memory: CHUNK numbers, then four rings.
+template <int HALVES> DEVICE void one(const Rows& rows, const Wave& wave) {
+  SHARED_BYTES(shared);
+  SHARED u32 s_last;
+  Tile tile = tile_of(rows, blockIdx.y, 1);
   const Segment* found = wave.segment(tile.matrix);
-  if (!found) return;
+  if (tile.count == 0 || !found || blockIdx.x * 32 * HALVES >= found->n) return;
   const Segment s = *found;
-  u32 unit = (blockIdx.x * 4 + warp()) * HALVES, column = unit / 2, half = unit % 2;
-  if (column >= s.n / 16) return;
-  u32 z = wave.rotation(found);
-  // Rows beyond the tile's are read and not stored.
-  const float* x = wave.rotated + ((u64)z * rows.count + tile.first - rows.first) * wave.k;
-  const u32* trellis = (const u32*)wave.segments.line(s.data);
+  float* rotated = (float*)shared;
+  const Part<HALVES> part;
+  Ring ring(s, wave.segments.line(s.data), part.column, (u32*)(rotated + CHUNK) + warp() * RING_WORDS);
+  const float* x = rows.input(tile.first) + s.input;
+  const u16* suh = (const u16*)wave.segments.line(s.suh);
+  float sum[1][HALVES];
+#pragma unroll
+  for (u32 h = 0; h < HALVES; h++) sum[0][h] = 0.0f;
+#pragma unroll 1
+  for (u32 first = 0; first < s.k; first += CHUNK) {
+    u32 count = low(CHUNK, s.k - first);
+    if (first > 0) __syncthreads();
+    rotate(s, x, suh, first / 128 + warp(), 4, (first + count) / 128, rotated - first, 16);
+    __syncthreads();
+    Multiply<1, HALVES>{ring, s.halves, part.half, count / 16, rotated, 16, sum}.run(s.codebook);
+  }
+  u64 row = (u64)blockIdx.z * rows.count + blockIdx.y;
+  part.template store<1>(sum, wave.raw + row * wave.n, 0, 1);
+  // The last of the blocks of 128 columns finds everybody's sums there.
+  const u32 sharers = 4 / HALVES, block = blockIdx.x / sharers;
+  u32* done = wave.done + row * (wave.n / 128) + block;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) s_last = atomicAdd(done, 1u) == sharers - 1;
+  __syncthreads();
+  if (!s_last || warp() != 0) return;
+  __threadfence();
+  if (lane() == 0) *done = 0;
+  finish(wave, s, block, wave.raw + row * wave.n, rows.output(tile.first));
+}
+
+KERNEL THREADS(128) exl3_one_1(Rows rows, Wave wave) { one<1>(rows, wave); }
+KERNEL THREADS(128) exl3_one_2(Rows rows, Wave wave) { one<2>(rows, wave); }
+
+#define MOST_ROWS 8
+
+template <int R, int HALVES>
+DEVICE void some_rows(const Segment& s, const Part<HALVES>& part, Ring& ring, const float* x, u64 x_tile, float* raw, u64 stride, u32 count) {
   float sum[R][HALVES];
 #pragma unroll
   for (int r = 0; r < R; r++) {
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) sum[r][h] = 0.0f;
+    for (u32 h = 0; h < HALVES; h++) sum[r][h] = 0.0f;
   }
-  if (s.codebook == MUL1) at_rate<MUL1>(s, trellis, column, half, x, wave.k, sum);
-  else if (s.codebook == MCG) at_rate<MCG>(s, trellis, column, half, x, wave.k, sum);
-  else at_rate<THREE_INST>(s, trellis, column, half, x, wave.k, sum);
-  float* raw = wave.raw + ((u64)blockIdx.z * rows.count + tile.first - rows.first) * wave.n;
-#pragma unroll
-  for (u32 r = 0; r < R; r++) {
-#pragma unroll
-    for (u32 h = 0; h < HALVES; h++) {
-      // The four lanes that share a column.
-      float v = sum[r][h] + __shfl_xor_sync(ALL, sum[r][h], 1);
-      v = v + __shfl_xor_sync(ALL, v, 2);
-      u32 at = 16 * column + 8 * (half + h) + lane() / 4;
-      if (r < tile.count && lane() % 4 == 0) raw[r * (u64)wave.n + at] = v;
-    }
-  }
+  Multiply<R, HALVES>{ring, s.halves, part.half, s.k / 16, x, x_tile, sum}.run(s.codebook);
+  part.template store<R>(sum, raw, stride, count);
+}
+
+// Up to 8 rows: as many as the tile has, rounded up to 2, 4 or 8. Dynamic shared memory: four rings.
+template <int HALVES> DEVICE void some(const Rows& rows, const Wave& wave) {
+  SHARED_BYTES(shared);
+  Tile tile = tile_of(rows, blockIdx.y, MOST_ROWS);
+  const Segment* found = wave.segment(tile.matrix);
+  if (tile.count == 0 || !found || blockIdx.x * 32 * HALVES >= found->n) return;
+  const Segment s = *found;
+  const Part<HALVES> part;
+  Ring ring(s, wave.segments.line(s.data), part.column, (u32*)shared + warp() * RING_WORDS);
+  u64 at = tile.first - rows.first, x_tile = rows.count * 16, stride = wave.n;
+  // Rows beyond the tile's are read and not stored.
+  const float* x = wave.rotated + (u64)wave.rotation(found) * rows.count * wave.k + at * 16;
+  float* raw = wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n;
+  if (tile.count <= 2) some_rows<2, HALVES>(s, part, ring, x, x_tile, raw, stride, tile.count);
+  else if (tile.count <= 4) some_rows<4, HALVES>(s, part, ring, x, x_tile, raw, stride, tile.count);
+  else some_rows<8, HALVES>(s, part, ring, x, x_tile, raw, stride, tile.count);
 }
 
 // Rotated rows have room for 7 more at the end of the scratch, so that a short tile may read a full one's.
-KERNEL THREADS(128) exl3_product_1(Rows rows, Wave wave) { product<1, 1>(rows, wave); }
-KERNEL THREADS(128) exl3_product_8(Rows rows, Wave wave) { product<8, 2>(rows, wave); }
+KERNEL THREADS(128) exl3_rows_1(Rows rows, Wave wave) { some<1>(rows, wave); }
+KERNEL THREADS(128) exl3_rows_2(Rows rows, Wave wave) { some<2>(rows, wave); }
 
 KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();
   Tile tile = tile_of(rows, at, 1);
   const Segment* s = wave.segment(tile.matrix);
   if (tile.count == 0 || !s || block * 128 >= s->n) return;
-  const float* raw = wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n + block * 128 + 4 * lane();
-  const u16* svh = (const u16*)wave.segments.line(s->svh);
-  float v[4];
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) v[j] = raw[j];
-  hadamard<4>(v, 0.08838834764831845f);
-  float* out = rows.output(tile.first) + s->output;
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) {
-    u32 column = block * 128 + 4 * lane() + j;
-    float value = v[j] * half_to_float(svh[column]);
-    if (s->bias != NO_LINE) value = value + ((const float*)wave.segments.line(s->bias))[column];
-    if (column >= s->skip && column - s->skip < s->outputs) {
-      float* to = out + column - s->skip;
-      *to = s->input > 0 ? *to + value : value;
-    }
-  }
+  finish(wave, *s, block, wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n, rows.output(tile.first));
 }
 
 // The bias of a whole product, after all segments. A thread an output.

@@ -69,37 +69,62 @@ KERNEL THREADS(256) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, float* scores, u64 scores_stride) {
   SHARED_BYTES(shared);
-  // [pool][channel + 1], then [channel][32 heads + 1].
-  float *s_pool = (float*)shared, *s_q = s_pool + POOLS * (d + 1);
+  // [pool][channel], then [four channels][33 heads][4]; channels are filled up with zeros to a multiple of 4, which change
+  // no sum.
+  const u32 padded = (d + 3) / 4 * 4;
+  float *s_pool = (float*)shared, *s_q = s_pool + POOLS * padded;
   u32 row = first_row + blockIdx.x, seq = round->row_seq[row], full = (round->positions[row] + 1) / pool;
   u32 first = blockIdx.y * POOLS;
   if (full <= budget || first >= full) return;
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  for (u32 i = threadIdx.x; i < count * d; i += blockDim.x) {
-    s_pool[i / d * (d + 1) + i % d] = pools.row(slot, parity, first + i / d)[i % d];
+  for (u32 p = warp(); p < count; p += 8) {
+    const float* key = pools.row(slot, parity, first + p);
+    float* to = s_pool + p * padded;
+    if (d % 4 == 0 && (u64)key % 16 == 0) {
+      for (u32 c = 4 * lane(); c < d; c += 128) copy_async(to + c, key + c);
+    } else {
+      for (u32 c = lane(); c < padded; c += 32) to[c] = c < d ? key[c] : 0.0f;
+    }
   }
+  copy_commit();
   float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
   float lanes[8];
 #pragma unroll
   for (u32 p = 0; p < 8; p++) lanes[p] = 0.0f;
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
-    for (u32 i = threadIdx.x; i < 32 * d; i += blockDim.x) {
-      u32 h = i / d, c = i % d;
-      s_q[c * 33 + h] = base + h < heads ? q[(u64)(base + h) * d + c] : 0.0f;
+    for (u32 from = lane(); from < padded; from += 128) {
+      // A warp's four heads and four stretches of channels: loads before stores.
+      float x[4][4];
+#pragma unroll
+      for (u32 e = 0; e < 16; e++) {
+        u32 h = base + warp() + e / 4 * 8, c = from + e % 4 * 32;
+        x[e / 4][e % 4] = h < heads && c < d ? q[(u64)h * d + c] : 0.0f;
+      }
+#pragma unroll
+      for (u32 e = 0; e < 16; e++) {
+        u32 h = warp() + e / 4 * 8, c = from + e % 4 * 32;
+        if (c < padded) s_q[(c / 4 * 33 + h) * 4 + c % 4] = x[e / 4][e % 4];
+      }
     }
+    copy_wait<0>();
     __syncthreads();
     u32 h = base + lane();
     float mine = h < heads ? w[h] * root : 0.0f, acc[8];
 #pragma unroll
     for (u32 p = 0; p < 8; p++) acc[p] = 0.0f;
-    const float* key = s_pool + warp() * 8 * (d + 1);
-    for (u32 c = 0; c < d; c++) {
-      float x = s_q[c * 33 + lane()];
+    const float* key = s_pool + warp() * 8 * padded;
+#pragma unroll 2
+    for (u32 c = 0; c < padded; c += 4) {
+      Float4 x = *(const Float4*)(s_q + (c / 4 * 33 + lane()) * 4);
 #pragma unroll
-      for (u32 p = 0; p < 8; p++) acc[p] = fma_rn(key[p * (d + 1) + c], x, acc[p]);
+      for (u32 p = 0; p < 8; p++) {
+        Float4 k = *(const Float4*)(key + p * padded + c);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) acc[p] = fma_rn(k.v[j], x.v[j], acc[p]);
+      }
     }
     float upper = __shfl_down_sync(ALL, mine, 16);
 #pragma unroll

@@ -1,11 +1,11 @@
 // Gated linear attention: `kda.mix` and `kda.commit`.
 //
-// - `kda_prepare`: convolution, norms of q and k, decay and beta of every row and head, to scratch. A block a row and head.
-//   Bound: the bytes of the projections.
-// - `kda_recur_K`: the recurrence, token by token. A thread holds one value channel's column of the state in registers.
-//   Bound: the bytes of the state, once in and once out, at few rows; at many, two chains of K multiply-adds a row.
-// - `kda_gate`: output norm and gate. A block a row and head.
-// - `kda_slide`: the convolution's window after the rows.
+// - `kda_mix_K` for heads of K = 32, 64 or 128 channels: everything in one launch, a block a sequence and head. K threads
+//   hold a value channel's column of the state each, in registers, and take the rows one after another. Four more warps,
+//   a row each, prepare the next four rows meanwhile (convolution, norms of q and k, decay, beta) and give those before
+//   their norm and gate. Bound: the bytes of the state, once in and once out; at many rows a chain of K multiply-adds a row.
+// - `kda_replay_K`: the same from replay records.
+// - Other widths: `kda_prepare`, `kda_recur_any` (the column in shared memory), `kda_gate`, `kda_slide`, `kda_replay_any`.
 //
 // The state of a head is [block of 32 value channels][key channel][channel of the block], the last block narrower.
 
@@ -32,6 +32,285 @@ DEVICE float raw_of(const Sizes& z, const float* window, const float* qkv, u64 q
   u32 history = z.taps - 1;
   return at < history ? window[(u64)at * 3 * z.channels() + c] : qkv[(u64)(at - history) * qkv_stride + c];
 }
+
+// ---- heads of 32, 64 or 128 channels ----
+
+// Rows that go through the recurrence between two barriers, one a helping warp.
+#define BATCH 4
+#define HELPERS (BATCH * 32)
+
+// What the recurrence eats of some rows. The outputs take the place of v.
+template <u32 K> struct alignas(16) Batch {
+  float q[BATCH][K], k[BATCH][K], v[BATCH][K], decay[BATCH][K];
+  // The logistic of the gate.
+  float gate[BATCH][K];
+  float beta[BATCH];
+};
+
+// The decay of a row, and what its key then sees of a column.
+template <u32 K> DEVICE float decayed(float (&m)[K], const float* decay, const float* k) {
+  float seen = 0.0f;
+#pragma unroll
+  for (u32 d = 0; d < K; d += 4) {
+    Float4 a = *(const Float4*)(decay + d), b = *(const Float4*)(k + d);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      m[d + j] = m[d + j] * a.v[j];
+      seen = fma_rn(b.v[j], m[d + j], seen);
+    }
+  }
+  return seen;
+}
+
+// Writes `k * e` to a column, and reads it: with OUT the output, with MORE the next row's decay and what its key sees, so
+// that two chains run side by side.
+template <u32 K, bool OUT, bool MORE>
+DEVICE void written(float (&m)[K], const float* k, float e, const float* q, float& sum, const float* decay, const float* next_k, float& seen) {
+  sum = seen = 0.0f;
+#pragma unroll
+  for (u32 d = 0; d < K; d += 4) {
+    // Without outputs the compiler would load far ahead, into registers that are not there.
+    if (!OUT && d % 16 == 0) keep_order();
+    Float4 a = *(const Float4*)(k + d), b, c, f;
+    if constexpr (OUT) b = *(const Float4*)(q + d);
+    if constexpr (MORE) {
+      c = *(const Float4*)(decay + d);
+      f = *(const Float4*)(next_k + d);
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      m[d + j] = fma_rn(a.v[j], e, m[d + j]);
+      if constexpr (OUT) sum = fma_rn(b.v[j], m[d + j], sum);
+      if constexpr (MORE) {
+        m[d + j] = m[d + j] * c.v[j];
+        seen = fma_rn(f.v[j], m[d + j], seen);
+      }
+    }
+  }
+}
+
+// `count` rows through the column of value channel c.
+template <u32 K, bool OUT> DEVICE void recur_batch(float (&m)[K], Batch<K>& rows, u32 count, u32 c) {
+  float seen = decayed<K>(m, rows.decay[0], rows.k[0]), sum;
+#pragma unroll 1
+  for (u32 i = 0; i + 1 < count; i++) {
+    float e = rows.beta[i] * (rows.v[i][c] - seen);
+    written<K, OUT, true>(m, rows.k[i], e, rows.q[i], sum, rows.decay[i + 1], rows.k[i + 1], seen);
+    if (OUT) rows.v[i][c] = sum;
+  }
+  u32 i = count - 1;
+  float e = rows.beta[i] * (rows.v[i][c] - seen);
+  written<K, OUT, false>(m, rows.k[i], e, rows.q[i], sum, nullptr, nullptr, seen);
+  if (OUT) rows.v[i][c] = sum;
+}
+
+// A block's sequence: its place in the caches, and its rows.
+struct Where {
+  u32 head, slot, parity, rows;
+};
+
+// The rows of a block's sequence, in batches. `load` puts row r into place `w` of a batch, by helping warp w; `unload`
+// takes its output; `last` is done by the helpers once. In step b the helpers load batch b and unload batch b - 2, whose
+// places they had, while batch b - 1 goes through the recurrence. The two parts are apart, so that the helpers have the
+// registers that a column takes.
+template <u32 K, bool OUT, class L, class U, class F>
+DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last) {
+  SHARED Batch<K> s_batch[2];
+  const u32 batches = (at.rows + BATCH - 1) / BATCH;
+  if (threadIdx.x >= K) {
+    const u32 w = warp() - K / 32;
+#pragma unroll 1
+    for (u32 b = 0; b <= batches + 1; b++) {
+      Batch<K>& batch = s_batch[b % 2];
+      if (b > 1 && (b - 2) * BATCH + w < at.rows) unload((b - 2) * BATCH + w, batch, w);
+      __syncwarp();
+      if (b * BATCH + w < at.rows) load(b * BATCH + w, batch, w);
+      if (b == 1) last();
+      if (b <= batches) block_barrier();
+    }
+    return;
+  }
+  // Value channel c of the head.
+  const u32 c = threadIdx.x;
+  const u64 mine = (u64)at.head * K * K + c / 32 * 32 * K + c % 32;
+  const float* from = states.row(at.slot, at.parity, 0) + mine;
+  float m[K];
+#pragma unroll
+  for (u32 d = 0; d < K; d++) m[d] = from[d * 32];
+  block_barrier();
+#pragma unroll 1
+  for (u32 b = 0; b < batches; b++) {
+    recur_batch<K, OUT>(m, s_batch[b % 2], low(BATCH, at.rows - b * BATCH), c);
+    block_barrier();
+  }
+  float* to = states.row(at.slot, 1 - at.parity, 0) + mine;
+#pragma unroll
+  for (u32 d = 0; d < K; d++) to[d * 32] = m[d];
+}
+
+// The convolution's window after `count` rows, of a head of K channels, by the helping threads.
+template <u32 K> DEVICE void slide(const Sizes& z, u32 head, const float* window, const float* rows, u64 stride, u32 count, float* next) {
+  for (u32 i = threadIdx.x - K; i < (z.taps - 1) * 3 * K; i += BATCH * 32) {
+    u32 row = i / (3 * K), column = i % (3 * K) / K * z.channels() + head * K + i % K;
+    next[(u64)row * 3 * z.channels() + column] = raw_of(z, window, rows, stride, count + row, column);
+  }
+}
+
+// Operands of `kda.mix`.
+struct Mix {
+  const Round* round;
+  const float *qkv, *f, *gate, *b, *conv, *dt_bias, *a_log, *o_norm;
+  float* out;
+  u32 qkv_stride, f_stride, gate_stride, b_stride, out_stride;
+  u32 first_seq, first_row, bounded, record;
+  float bound, eps;
+  Sizes z;
+};
+
+// Convolution and silu of a lane's channels of q, k and v. TAPS, where it is known: then all loads are under way at once.
+template <u32 K, u32 TAPS>
+DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 head, float (&v)[3][K / 32]) {
+  const u32 taps = TAPS > 0 ? TAPS : o.z.taps;
+  float weight[3][K / 32][TAPS > 0 ? TAPS : 1], x[3][K / 32][TAPS > 0 ? TAPS : 1];
+#pragma unroll
+  for (u32 g = 0; g < 3; g++) {
+#pragma unroll
+    for (u32 e = 0; e < K / 32; e++) {
+      u32 column = g * o.z.channels() + head * K + 32 * e + lane();
+      v[g][e] = 0.0f;
+      if constexpr (TAPS > 0) {
+#pragma unroll
+        for (u32 j = 0; j < TAPS; j++) {
+          weight[g][e][j] = o.conv[(u64)column * TAPS + j];
+          x[g][e][j] = raw_of(o.z, window, rows, o.qkv_stride, row + j, column);
+        }
+      } else {
+        for (u32 j = 0; j < taps; j++) {
+          v[g][e] = fma_rn(o.conv[(u64)column * taps + j], raw_of(o.z, window, rows, o.qkv_stride, row + j, column), v[g][e]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (u32 g = 0; g < 3; g++) {
+#pragma unroll
+    for (u32 e = 0; e < K / 32; e++) {
+      if constexpr (TAPS > 0) {
+#pragma unroll
+        for (u32 j = 0; j < TAPS; j++) v[g][e] = fma_rn(weight[g][e][j], x[g][e][j], v[g][e]);
+      }
+      v[g][e] = silu_of(v[g][e]);
+    }
+  }
+}
+
+// Sum of squares of a row of which lane l has elements l, l + 32, ..
+template <u32 N> DEVICE float warp_squares(const float (&v)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (u32 e = 0; e < N; e++) sum = fma_rn(v[e], v[e], sum);
+  return tree(sum);
+}
+
+template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache& windows, const Cache& replay) {
+  const u32 each = K / 32, seq = o.first_seq + blockIdx.x, channels = o.z.channels();
+  const Where at = {blockIdx.y, o.round->seq_slot[seq], o.round->seq_parity[seq], o.round->seq_rows[seq]};
+  // The sequence's first row in the call's operands.
+  const u64 start = o.round->seq_first[seq] - o.first_row;
+  const float *rows = o.qkv + start * o.qkv_stride, *window = windows.row(at.slot, at.parity, 0);
+  const u32 head = at.head;
+
+  auto load = [&](u32 row, Batch<K>& to, u32 w) {
+    float v[3][each], f[each], gate[each];
+    const float *f_row = o.f + (start + row) * o.f_stride + head * K, *gate_row = o.gate + (start + row) * o.gate_stride + head * K;
+#pragma unroll
+    for (u32 e = 0; e < each; e++) {
+      f[e] = f_row[32 * e + lane()] + o.dt_bias[head * K + 32 * e + lane()];
+      gate[e] = gate_row[32 * e + lane()];
+    }
+    float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]);
+    if (o.z.taps == 4) convolved<K, 4>(o, window, rows, row, head, v);
+    else convolved<K, 0>(o, window, rows, row, head, v);
+    float q_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[0]) + 1e-6f));
+    float k_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[1]) + 1e-6f));
+    float root = div_rn(1.0f, sqrt_rn((float)K));
+    float* kept = o.record ? replay.row(at.slot, 0, row) : nullptr;
+#pragma unroll
+    for (u32 e = 0; e < each; e++) {
+      u32 c = 32 * e + lane(), column = head * K + c;
+      float decay = o.bounded ? exp_of(o.bound * sigmoid_of(rate * f[e])) : exp_of(-rate * softplus_of(f[e]));
+      float k = v[1][e] * k_inverse;
+      to.q[w][c] = v[0][e] * q_inverse * root;
+      to.k[w][c] = k;
+      to.v[w][c] = v[2][e];
+      to.decay[w][c] = decay;
+      to.gate[w][c] = sigmoid_of(gate[e]);
+      if (kept) {
+#pragma unroll
+        for (u32 g = 0; g < 3; g++) kept[g * channels + column] = rows[(u64)row * o.qkv_stride + g * channels + column];
+        kept[3 * channels + column] = k;
+        kept[4 * channels + column] = v[2][e];
+        kept[5 * channels + column] = decay;
+      }
+    }
+    if (lane() == 0) {
+      to.beta[w] = beta;
+      if (kept) kept[6 * channels + head] = beta;
+    }
+  };
+  // Output norm and gate.
+  auto unload = [&](u32 row, const Batch<K>& from, u32 w) {
+    float core[each];
+#pragma unroll
+    for (u32 e = 0; e < each; e++) core[e] = from.v[w][32 * e + lane()];
+    float r = rms_factor(warp_squares(core), K, o.eps);
+    float* out = o.out + (start + row) * o.out_stride + head * K;
+#pragma unroll
+    for (u32 e = 0; e < each; e++) {
+      u32 c = 32 * e + lane();
+      out[c] = core[e] * r * o.o_norm[c] * from.gate[w][c];
+    }
+  };
+  auto last = [&] { slide<K>(o.z, head, window, rows, o.qkv_stride, at.rows, windows.row(at.slot, 1 - at.parity, 0)); };
+  recur<K, true>(at, states, load, unload, last);
+}
+
+// From replay records, for sequences that keep fewer rows than the forward had.
+template <u32 K> DEVICE void replayed(const Round* round, u32 first_seq, const Sizes& z, const Cache& states, const Cache& windows, const Cache& replay) {
+  u32 seq = first_seq + blockIdx.x, channels = z.channels(), keep = round->seq_keep[seq];
+  if (keep == round->seq_rows[seq]) return;
+  const Where at = {blockIdx.y, round->seq_slot[seq], round->seq_parity[seq], keep};
+  const float *records = replay.row(at.slot, 0, 0), *window = windows.row(at.slot, at.parity, 0);
+  const u64 stride = replay.row_bytes / 4;
+  auto load = [&](u32 row, Batch<K>& to, u32 w) {
+    const float* record = records + row * stride;
+#pragma unroll
+    for (u32 e = 0; e < K / 32; e++) {
+      u32 c = 32 * e + lane(), column = at.head * K + c;
+      to.k[w][c] = record[3 * channels + column];
+      to.v[w][c] = record[4 * channels + column];
+      to.decay[w][c] = record[5 * channels + column];
+    }
+    if (lane() == 0) to.beta[w] = record[6 * channels + at.head];
+  };
+  auto last = [&] { slide<K>(z, at.head, window, records, stride, keep, windows.row(at.slot, 1 - at.parity, 0)); };
+  recur<K, false>(at, states, load, [](u32, const Batch<K>&, u32) {}, last);
+}
+
+KERNEL THREADS(160) kda_mix_32(Mix o, Cache states, Cache windows, Cache replay) { mix<32>(o, states, windows, replay); }
+KERNEL THREADS(192) kda_mix_64(Mix o, Cache states, Cache windows, Cache replay) { mix<64>(o, states, windows, replay); }
+KERNEL THREADS(256) kda_mix_128(Mix o, Cache states, Cache windows, Cache replay) { mix<128>(o, states, windows, replay); }
+KERNEL THREADS(160) kda_replay_32(const Round* round, u32 first_seq, Sizes z, Cache states, Cache windows, Cache replay) {
+  replayed<32>(round, first_seq, z, states, windows, replay);
+}
+KERNEL THREADS(192) kda_replay_64(const Round* round, u32 first_seq, Sizes z, Cache states, Cache windows, Cache replay) {
+  replayed<64>(round, first_seq, z, states, windows, replay);
+}
+KERNEL THREADS(256) kda_replay_128(const Round* round, u32 first_seq, Sizes z, Cache states, Cache windows, Cache replay) {
+  replayed<128>(round, first_seq, z, states, windows, replay);
+}
+
+// ---- other widths ----
 
 #define MAX_WIDTH 256
 
@@ -94,140 +373,56 @@ struct Stream {
   u32 rows;
 };
 
-// Which column a thread has: value channel `c` of its head, `mine` the place of its first element in the state.
-struct Column {
-  u32 c, block_width;
-  u64 mine;
-  bool there;
-};
-DEVICE Column column_of(u32 width, u32 head) {
-  u32 c = blockIdx.z * 32 + lane(), left = width - blockIdx.z * 32;
-  return {c, low(32, left), (u64)head * width * width + (u64)blockIdx.z * 32 * width + lane(), lane() < left};
-}
-
-// One warp: 32 value channels of a head. K is the head's width where it is known, so that the column stays in registers;
-// 0: any width, in shared memory.
-template <u32 K> DEVICE void recur(const Stream& s, u32 width, const float* state, float* next, float* out, u64 out_stride) {
-  Column at = column_of(width, blockIdx.y);
-  const float* from = state + at.mine;
-  float* to = next + at.mine;
-  if constexpr (K > 0) {
-    float m[K];
-#pragma unroll
-    for (u32 d = 0; d < K; d++) m[d] = from[d * 32];
-    for (u32 i = 0; i < s.rows; i++) {
-      u64 row = i * s.stride;
-      const Float4 *k = (const Float4*)(s.k + row), *decay = (const Float4*)(s.decay + row);
-      float beta = s.beta[row], v = s.v[row + at.c], seen = 0.0f, sum = 0.0f;
-#pragma unroll
-      for (u32 d = 0; d < K; d += 4) {
-        Float4 a = decay[d / 4], b = k[d / 4];
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-          m[d + j] = m[d + j] * a.v[j];
-          seen = fma_rn(b.v[j], m[d + j], seen);
-        }
-      }
-      float e = beta * (v - seen);
-      if (s.q) {
-        const Float4* q = (const Float4*)(s.q + row);
-#pragma unroll
-        for (u32 d = 0; d < K; d += 4) {
-          Float4 a = q[d / 4], b = k[d / 4];
-#pragma unroll
-          for (u32 j = 0; j < 4; j++) {
-            m[d + j] = fma_rn(b.v[j], e, m[d + j]);
-            sum = fma_rn(a.v[j], m[d + j], sum);
-          }
-        }
-        out[i * out_stride + at.c] = sum;
-      } else {
-#pragma unroll
-        for (u32 d = 0; d < K; d += 4) {
-          Float4 b = k[d / 4];
-#pragma unroll
-          for (u32 j = 0; j < 4; j++) m[d + j] = fma_rn(b.v[j], e, m[d + j]);
-        }
-      }
+// One warp: value channels 32 z .. of head y, a column a lane.
+DEVICE void recur_any(const Stream& s, u32 width, const float* state, float* next, float* out, u64 out_stride) {
+  // [key channel][32]: a lane touches its own column only.
+  SHARED_BYTES(shared);
+  float* m = (float*)shared + lane();
+  u32 c = blockIdx.z * 32 + lane(), left = width - blockIdx.z * 32, block_width = low(32, left);
+  u64 mine = (u64)blockIdx.y * width * width + (u64)blockIdx.z * 32 * width + lane();
+  if (lane() >= left) return;
+  const float* from = state + mine;
+  float* to = next + mine;
+  for (u32 d = 0; d < width; d++) m[d * 32] = from[(u64)d * block_width];
+  for (u32 i = 0; i < s.rows; i++) {
+    u64 row = i * s.stride;
+    float beta = s.beta[row], v = s.v[row + c], seen = 0.0f, sum = 0.0f;
+    for (u32 d = 0; d < width; d++) {
+      float v = m[d * 32] * s.decay[row + d];
+      m[d * 32] = v;
+      seen = fma_rn(s.k[row + d], v, seen);
     }
-#pragma unroll
-    for (u32 d = 0; d < K; d++) to[d * 32] = m[d];
-  } else {
-    // [key channel][32]: a lane touches its own column only.
-    SHARED_BYTES(shared);
-    float* m = (float*)shared + lane();
-    if (!at.there) return;
-    for (u32 d = 0; d < width; d++) m[d * 32] = from[(u64)d * at.block_width];
-    for (u32 i = 0; i < s.rows; i++) {
-      u64 row = i * s.stride;
-      float beta = s.beta[row], v = s.v[row + at.c], seen = 0.0f, sum = 0.0f;
-      for (u32 d = 0; d < width; d++) {
-        float v = m[d * 32] * s.decay[row + d];
-        m[d * 32] = v;
-        seen = fma_rn(s.k[row + d], v, seen);
-      }
-      float e = beta * (v - seen);
-      for (u32 d = 0; d < width; d++) {
-        float v = fma_rn(s.k[row + d], e, m[d * 32]);
-        m[d * 32] = v;
-        if (s.q) sum = fma_rn(s.q[row + d], v, sum);
-      }
-      if (s.q) out[i * out_stride + at.c] = sum;
+    float e = beta * (v - seen);
+    for (u32 d = 0; d < width; d++) {
+      float v = fma_rn(s.k[row + d], e, m[d * 32]);
+      m[d * 32] = v;
+      if (s.q) sum = fma_rn(s.q[row + d], v, sum);
     }
-    for (u32 d = 0; d < width; d++) to[(u64)d * at.block_width] = m[d * 32];
+    if (s.q) out[i * out_stride + c] = sum;
   }
+  for (u32 d = 0; d < width; d++) to[(u64)d * block_width] = m[d * 32];
 }
 
-// Sequence `first_seq + block x`, head y, value channels 32 z ..; cores to `core [R, H*K]`.
-template <u32 K>
-DEVICE void recur_rows(const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
+// Sequence `first_seq + block x`; cores to `core [R, H*K]`.
+KERNEL THREADS(32) kda_recur_any(
+    const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
   u32 seq = first_seq + blockIdx.x, head = blockIdx.y, channels = z.channels();
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq];
   u64 row = round->seq_first[seq] - first_row;
   const float* p = prepared + row * prepared_len(z);
   const float* at = p + head * z.width;
   Stream s = {at, at + channels, at + 2 * channels, at + 3 * channels, p + 4 * channels + head, prepared_len(z), round->seq_rows[seq]};
-  recur<K>(s, z.width, states.row(slot, parity, 0), states.row(slot, 1 - parity, 0), core + row * channels + head * z.width, channels);
+  recur_any(s, z.width, states.row(slot, parity, 0), states.row(slot, 1 - parity, 0), core + row * channels + head * z.width, channels);
 }
 
-// The same from replay records, for sequences that keep fewer rows than the forward had.
-template <u32 K> DEVICE void recur_kept(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
+KERNEL THREADS(32) kda_replay_any(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
   u32 seq = first_seq + blockIdx.x, head = blockIdx.y, channels = z.channels();
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], keep = round->seq_keep[seq];
   if (keep == round->seq_rows[seq]) return;
   const float* p = replay.row(slot, 0, 0);
   const float* at = p + 3 * channels + head * z.width;
   Stream s = {nullptr, at, at + channels, at + 2 * channels, p + 6 * channels + head, replay.row_bytes / 4, keep};
-  recur<K>(s, z.width, states.row(slot, parity, 0), states.row(slot, 1 - parity, 0), nullptr, 0);
-}
-
-KERNEL THREADS(32) kda_recur_32(
-    const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
-  recur_rows<32>(round, first_seq, first_row, z, prepared, states, core);
-}
-KERNEL THREADS(32) kda_replay_32(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
-  recur_kept<32>(round, first_seq, z, states, replay);
-}
-KERNEL THREADS(32) kda_recur_64(
-    const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
-  recur_rows<64>(round, first_seq, first_row, z, prepared, states, core);
-}
-KERNEL THREADS(32) kda_replay_64(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
-  recur_kept<64>(round, first_seq, z, states, replay);
-}
-KERNEL THREADS(32) kda_recur_128(
-    const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
-  recur_rows<128>(round, first_seq, first_row, z, prepared, states, core);
-}
-KERNEL THREADS(32) kda_replay_128(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
-  recur_kept<128>(round, first_seq, z, states, replay);
-}
-KERNEL THREADS(32) kda_recur_any(
-    const Round* round, u32 first_seq, u32 first_row, Sizes z, const float* prepared, Cache states, float* core) {
-  recur_rows<0>(round, first_seq, first_row, z, prepared, states, core);
-}
-KERNEL THREADS(32) kda_replay_any(const Round* round, u32 first_seq, Sizes z, Cache states, Cache replay) {
-  recur_kept<0>(round, first_seq, z, states, replay);
+  recur_any(s, z.width, states.row(slot, parity, 0), states.row(slot, 1 - parity, 0), nullptr, 0);
 }
 
 KERNEL THREADS(128) kda_gate(

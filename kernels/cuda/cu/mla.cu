@@ -51,15 +51,15 @@ template <u32 R> DEVICE Block block_of(const Round* round, u32 first_row, u32 ro
   return {index, low(R, end - at), seq};
 }
 
-// Scores of a stretch: `p[row][key]`. A warp takes R rows and eight keys; its lanes share the channels.
+// Scores of a stretch: `p[key][row]`. A warp takes R rows and eight keys; its lanes share the channels.
 template <u32 R>
-DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* const* keys, u32 d, float scale, float (*p)[STRETCH]) {
+DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* const* keys, u32 d, float scale, float (*p)[R]) {
   const u32 each = STRETCH / (ATTEND_THREADS / 32);
   u32 first = warp() * each;
   float sum[R * each];
 #pragma unroll
   for (u32 i = 0; i < R * each; i++) sum[i] = 0.0f;
-#pragma unroll (R == 1 ? 8 : 2)
+#pragma unroll (R == 1 ? 8 : R == 4 ? 4 : 2)
   for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
     bool there = i < d;
     float k[each];
@@ -78,13 +78,22 @@ DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float*
 #pragma unroll
   for (u32 i = 0; i < held; i++) {
     u32 at = many_index<R * each>(lane()) + i;
-    p[at / each][first + at % each] = sum[i] * scale;
+    p[first + at % each][at / each] = sum[i] * scale;
   }
 }
 
+// What R rows make of a stretch: numerators, factors for what was summed before each tile, and sums of numerators. Keys and
+// tiles first, so that the numbers of all rows are fetched together.
+template <u32 R> struct alignas(16) Stretch {
+  float p[STRETCH][R], shrink[STRETCH / KEYS][R], sum[R];
+};
+
 template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const Cache& cache) {
   const u32 tiles = STRETCH / KEYS;
-  SHARED float s_p[R][STRETCH], s_shrink[R][tiles], s_sum[R];
+  SHARED Stretch<R> s_stretch;
+  auto& s_p = s_stretch.p;
+  auto& s_shrink = s_stretch.shrink;
+  auto& s_sum = s_stretch.sum;
   SHARED const float* s_keys[STRETCH];
   SHARED u32 s_wrong;
   Block block = block_of<R>(round, o.first_row, o.rows, blockIdx.x);
@@ -119,9 +128,9 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
       s_keys[threadIdx.x] = base + key * stride;
     }
     __syncthreads();
-    // One row: values are fetched before the scores are made, so that they are there when they are needed.
-    float early[R == 1 ? STRETCH : 1];
-    if constexpr (R == 1) {
+    // Few rows: values are fetched before the scores are made, so that they are there when they are needed.
+    float early[R <= 4 ? STRETCH : 1];
+    if constexpr (R <= 4) {
 #pragma unroll
       for (u32 j = 0; j < STRETCH; j++) early[j] = threadIdx.x < o.v ? s_keys[j][o.d + threadIdx.x] : 0.0f;
     }
@@ -135,7 +144,7 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
       for (u32 t = 0; t < tiles; t++) {
         u32 from = first + t * KEYS;
         mine[t] = seen + r > from ? low(KEYS, seen + r - from) : 0;
-        score[t] = best[t] = lane() < mine[t] ? s_p[r][t * KEYS + lane()] : -infinity();
+        score[t] = best[t] = lane() < mine[t] ? s_p[t * KEYS + lane()][r] : -infinity();
       }
 #pragma unroll
       for (int mask = 16; mask > 0; mask /= 2) {
@@ -151,7 +160,7 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
         shrink[t] = exp_of(top - now);
         if (mine[t] > 0) top = now;
         float number = lane() < mine[t] ? exp_of(score[t] - now) : 0.0f;
-        if (mine[t] > 0 && lane() < KEYS) s_p[r][t * KEYS + lane()] = number;
+        if (mine[t] > 0 && lane() < KEYS) s_p[t * KEYS + lane()][r] = number;
         sum[t] = number;
       }
 #pragma unroll
@@ -162,7 +171,7 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
 #pragma unroll
       for (u32 t = 0; t < tiles; t++) {
         if (mine[t] > 0) total = fma_rn(total, shrink[t], sum[t]);
-        if (lane() == 0) s_shrink[r][t] = mine[t] > 0 ? shrink[t] : 1.0f;
+        if (lane() == 0) s_shrink[t][r] = mine[t] > 0 ? shrink[t] : 1.0f;
       }
       if (lane() == 0) s_sum[r] = total;
     }
@@ -177,19 +186,27 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
         float values[KEYS];
 #pragma unroll
         for (u32 j = 0; j < KEYS; j++) {
-          if constexpr (R == 1) values[j] = turn == 0 ? early[t * KEYS + j] : s_keys[t * KEYS + j][o.d + c];
+          if constexpr (R <= 4) values[j] = turn == 0 ? early[t * KEYS + j] : s_keys[t * KEYS + j][o.d + c];
           else values[j] = s_keys[t * KEYS + j][o.d + c];
         }
+        // Once is exact: a factor of one changes nothing.
 #pragma unroll
-        for (u32 r = 0; r < R; r++) {
-          if (s_shrink[r][t] != 1.0f) acc[turn][r] = acc[turn][r] * s_shrink[r][t];
-        }
+        for (u32 r = 0; r < R; r++) acc[turn][r] = acc[turn][r] * s_shrink[t][r];
+        // The first row sees the fewest keys.
+        if (first + (t + 1) * KEYS <= seen) {
 #pragma unroll
-        for (u32 j = 0; j < KEYS; j++) {
-          u32 at = t * KEYS + j;
+          for (u32 j = 0; j < KEYS; j++) {
 #pragma unroll
-          for (u32 r = 0; r < R; r++) {
-            if (first + at < seen + r) acc[turn][r] = fma_rn(s_p[r][at], values[j], acc[turn][r]);
+            for (u32 r = 0; r < R; r++) acc[turn][r] = fma_rn(s_p[t * KEYS + j][r], values[j], acc[turn][r]);
+          }
+        } else {
+#pragma unroll
+          for (u32 j = 0; j < KEYS; j++) {
+            u32 at = t * KEYS + j;
+#pragma unroll
+            for (u32 r = 0; r < R; r++) {
+              if (first + at < seen + r) acc[turn][r] = fma_rn(s_p[at][r], values[j], acc[turn][r]);
+            }
           }
         }
       }
@@ -210,4 +227,5 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
 }
 
 KERNEL THREADS(256) mla_attend_1(const Round* round, Attend o, Cache cache) { attend<1>(round, o, cache); }
+KERNEL THREADS(256) mla_attend_4(const Round* round, Attend o, Cache cache) { attend<4>(round, o, cache); }
 KERNEL THREADS(256) mla_attend_8(const Round* round, Attend o, Cache cache) { attend<8>(round, o, cache); }

@@ -29,7 +29,7 @@ struct Tile {
 };
 
 // Rows of block `index` in tiles of `height`. With lists every place has a block, and the first of each tile of its expert
-// takes the tile: so no expert's rows need to be known before the launch.
+// takes the tile: so no expert's rows need to be known before the launch. All threads of a warp ask together.
 DEVICE Tile tile_of(const Rows& rows, u32 index, u32 height) {
   u32 end = rows.first + rows.count;
   if (!rows.order) {
@@ -38,12 +38,15 @@ DEVICE Tile tile_of(const Rows& rows, u32 index, u32 height) {
   }
   u32 at = rows.first + index;
   if (at >= end) return {0, 0, 0};
-  // The expert whose list holds this place: the last whose start is not beyond it.
-  u32 a = 0, b = rows.experts;
-  while (b - a > 1) {
-    u32 middle = (a + b) / 2;
-    if ((u32)rows.starts[middle] <= at) a = middle; else b = middle;
+  // The expert whose list holds this place: the last whose start is not beyond it. A warp looks at 32 at a time, so that
+  // all loads are under way together.
+  u32 begun = 0;
+#pragma unroll 4
+  for (u32 e = 0; e < rows.experts; e += 32) {
+    u32 mine = e + lane();
+    begun += __popc(__ballot_sync(ALL, mine < rows.experts && (u32)rows.starts[mine] <= at));
   }
+  u32 a = begun - 1;
   u32 from = (u32)rows.starts[a], to = low((u32)rows.starts[a + 1], end);
   from = from > rows.first ? from : rows.first;
   if ((at - from) % height != 0) return {a, at, 0};

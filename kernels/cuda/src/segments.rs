@@ -35,8 +35,14 @@ pub struct Table {
 }
 
 /// Tables by their address. A weight lives as long as the engine, so a table is read once.
+///
+/// Beside them, counters by which the blocks of a launch find the last of them.
 #[derive(Default)]
-pub struct Tables(Mutex<HashMap<u64, Arc<Table>>>);
+pub struct Tables {
+    known: Mutex<HashMap<u64, Arc<Table>>>,
+    /// Address and number of the counters.
+    counters: Mutex<(u64, usize)>,
+}
 
 /// What a weight's table and data must fit.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +65,7 @@ impl Tables {
     /// # Errors
     /// A text that says what is wrong with it, or what the machine says.
     pub fn get(&self, machine: &dyn Machine, address: u64, shape: Shape) -> Result<Arc<Table>, String> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = known.get(&address) {
             return Ok(found.clone());
         }
@@ -77,6 +83,22 @@ impl Tables {
         let table = Arc::new(Table { first: address_of_first, waves: waves(&matrices) });
         known.insert(address, table.clone());
         Ok(table)
+    }
+
+    /// At least `count` words that are 0, and 0 again when the launch that counts in them has ended.
+    ///
+    /// Launches follow one another, so all share them. They move when more are wanted; the old ones stay, for launches that
+    /// were captured.
+    ///
+    /// # Errors
+    /// What the machine says.
+    pub fn counters(&self, machine: &dyn Machine, count: usize) -> Result<u64, CudaError> {
+        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        if counters.1 < count {
+            let enough = count.next_power_of_two().max(1024);
+            *counters = (machine.keep(&vec![0; enough * 4])?, enough);
+        }
+        Ok(counters.0)
     }
 }
 

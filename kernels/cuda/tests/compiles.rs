@@ -13,9 +13,8 @@ use plugfold_cuda::source::{SOURCES, Source};
 const ARCHITECTURES: [&str; 2] = ["sm_90a", "sm_121a"];
 
 /// Bytes of local memory that a source's kernels may have: registers that were spilled, and arrays that did not fit.
-/// Everything that is not listed has none. A column of the state of a head of 128 channels takes half of all registers, and
-/// the compiler makes a row's loads so early that there are too few left.
-const LOCAL: &[(&str, u32)] = &[("kda", 768)];
+/// Everything that is not listed has none.
+const LOCAL: &[(&str, u32)] = &[];
 
 /// The folder of NVRTC in the virtual environment of the tests.
 fn in_venv() -> Option<PathBuf> {

@@ -47,6 +47,7 @@ equal! {
     products_of_many_rows_equal_the_reference: "dense, many rows", "dense, long k and few outputs";
     experts_equal_the_reference: "experts";
     every_rate_and_codebook_equals_the_reference: "dense in exl3, every rate and codebook";
+    wide_and_long_trellises_equal_the_reference: "dense in exl3, wide and long";
     segments_equal_the_reference: "dense in segments", "experts in exl3";
     linear_attention_equals_the_reference: "kda.mix", "kda.commit";
     attention_equals_the_reference: "mla.write", "mla.dense", "mla.sparse";
@@ -68,7 +69,7 @@ fn a_product_in_another_order_is_found() {
 
 #[test]
 fn a_missing_barrier_is_found() {
-    let barrier = "    __syncthreads();\n    if (warp() == 0) {\n#pragma unroll 8";
-    let found = with_fault("norm", barrier, "    if (warp() == 0) {\n#pragma unroll 8", "norm");
+    let barrier = "    __syncthreads();\n    if (warp() == 0) {\n#pragma unroll 16";
+    let found = with_fault("norm", barrier, "    if (warp() == 0) {\n#pragma unroll 16", "norm");
     assert!(!found.is_empty());
 }

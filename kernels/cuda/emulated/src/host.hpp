@@ -183,6 +183,7 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define THREADS(n)
 #define ALL 0xffffffffu
 
+inline void block_barrier() { host::block_barrier(); }
 inline void __syncthreads() { host::block_barrier(); }
 inline void __syncwarp() { host::warp_barrier(); }
 template <class T> T __shfl_xor_sync(u32, T v, u32 mask) { return host::exchange(v, threadIdx.x % 32 ^ mask); }
@@ -199,6 +200,15 @@ inline u32 __match_any_sync(u32, u32 v) {
   u32 found = 0;
   for (u32 l = 0; l < 32; l++)
     if (host::exchange(v, l) == v) found |= 1u << l;
+  return found;
+}
+inline u32 __ballot_sync(u32, bool v) {
+  host::Machine& m = host::machine;
+  u32 first = m.now->index / 32 * 32, found = 0;
+  m.slots[m.now->index] = v;
+  host::warp_barrier();
+  for (u32 l = 0; l < 32; l++) found |= (u32)m.slots[first + l] << l;
+  host::warp_barrier();
   return found;
 }
 inline u32 __popc(u32 v) { return __builtin_popcount(v); }
@@ -266,5 +276,21 @@ inline float half_fma(u32 a, u32 b, u32 c) {
   double exact = (double)half_to_float((u16)a) * half_to_float((u16)b) + half_to_float((u16)c);
   return half_to_float(float_to_half((float)exact));
 }
+inline void half_pair_fma(u32 a, u32 b, u32 c, float& x, float& y) {
+  x = half_fma(a, b, c);
+  y = half_fma(a >> 16, b >> 16, c >> 16);
+}
 inline u32 byte_sum(u32 a, u32 c) { return c + (a & 255) + (a >> 8 & 255) + (a >> 16 & 255) + (a >> 24); }
 inline u32 funnel(u32 high, u32 low, u32 shift) { return shift ? high << shift | low >> (32 - shift) : high; }
+inline u32 bytes_of(u32 a, u32 b, u32 which) {
+  u32 found = 0;
+  for (u32 i = 0; i < 4; i++) {
+    u32 pick = which >> 4 * i & 7;
+    found |= ((pick < 4 ? a : b) >> 8 * (pick % 4) & 255) << 8 * i;
+  }
+  return found;
+}
+inline void keep_order() {}
+// Blocks run one after another.
+inline void __threadfence() {}
+inline float load_shared_by_blocks(const float* from) { return *from; }

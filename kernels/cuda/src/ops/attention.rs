@@ -10,6 +10,9 @@ use crate::segments::Tables;
 /// Most channels of a value: two a thread.
 const MAX_VALUE: usize = 512;
 
+/// Rows of a sequence up to which four share a block.
+const FEW: usize = 16;
+
 /// `Attend` of the source.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -104,9 +107,15 @@ fn attend(o: &Operands<'_>, l: &Layer, lists: Option<(Mat, Mat)>, longest: usize
         Arg::Struct("Attend", bytemuck::bytes_of(&arg)),
         Arg::Struct("Cache", bytemuck::bytes_of(&l.cache)),
     ];
-    // Rows with lists of their own share no keys; nor do sequences of one row.
-    let alone = lists.is_some() || l.sequences.iter().all(|s| s.rows.len() == 1);
-    let kernel = if alone { "mla_attend_1" } else { "mla_attend_8" };
+    // Rows with lists of their own share no keys; nor do sequences of one row. A few rows go four at a time, so that there
+    // are more blocks.
+    let most = l.sequences.iter().map(|s| s.rows.len()).max().unwrap_or(0);
+    let kernel = match most {
+        _ if lists.is_some() => "mla_attend_1",
+        ..=1 => "mla_attend_1",
+        2..=FEW => "mla_attend_4",
+        _ => "mla_attend_8",
+    };
     o.launch(kernel, [rows, l.heads, 1], 256, 0, &args)
 }
 

@@ -37,7 +37,7 @@ pub(super) fn dots(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
         Arg::Pointer(squares.at),
         Arg::Word(squares.stride),
     ];
-    o.launch("hc_squares", [rows, 1, 1], 256, 0, &args)
+    o.launch("hc_squares", [rows, 1, 1], 512, 0, &args)
 }
 
 pub(super) fn finish(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

@@ -97,7 +97,8 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(scores),
         Arg::Long(stride as u64),
     ];
-    let shared = (POOLS * (width + 1) + width * 33) * 4;
+    let padded = width.next_multiple_of(4);
+    let shared = (POOLS + 33) * padded * 4;
     o.launch("idx_scores", [rows, stride / POOLS, 1], 256, shared as u32, &args)?;
     let args = [
         round,

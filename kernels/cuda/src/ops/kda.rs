@@ -19,6 +19,37 @@ struct Sizes {
     taps: u32,
 }
 
+/// `Mix` of the source.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct MixArg {
+    round: u64,
+    qkv: u64,
+    f: u64,
+    gate: u64,
+    b: u64,
+    conv: u64,
+    dt_bias: u64,
+    a_log: u64,
+    o_norm: u64,
+    out: u64,
+    qkv_stride: u32,
+    f_stride: u32,
+    gate_stride: u32,
+    b_stride: u32,
+    out_stride: u32,
+    first_seq: u32,
+    first_row: u32,
+    bounded: u32,
+    record: u32,
+    bound: f32,
+    eps: f32,
+    sizes: Sizes,
+}
+
+/// Threads beside those that hold the state: `HELPERS` of the source.
+const HELPERS: u32 = 128;
+
 struct Layer {
     heads: usize,
     width: usize,
@@ -45,14 +76,15 @@ impl Layer {
     fn prepared_len(&self) -> usize {
         (4 * self.channels() + self.heads).next_multiple_of(4)
     }
-    /// Which kernel runs the recurrence: with the head's width known if rows are aligned, else any.
-    fn recurrence(&self, aligned: bool) -> (String, u32) {
-        match self.width {
-            32 | 64 | 128 if aligned => (self.width.to_string(), 0),
-            width => ("any".into(), (width * 32 * 4) as u32),
-        }
+    /// Whether there are kernels for the heads' width, that do everything in one launch.
+    fn known(&self) -> bool {
+        [32, 64, 128].contains(&self.width)
     }
-    /// Blocks of a recurrence over so many sequences.
+    /// Shared memory of a recurrence of any width.
+    fn column_bytes(&self) -> u32 {
+        (self.width * 32 * 4) as u32
+    }
+    /// Blocks of such a recurrence over so many sequences.
     fn grid(&self, sequences: usize) -> [usize; 3] {
         [sequences, self.heads, self.width.div_ceil(32)]
     }
@@ -105,6 +137,41 @@ pub(super) fn mix(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let families = families(o, &l, &sequences, |s| if record { s.rows.len() } else { 0 })?;
     let Some(first_seq) = sequences.first().map(|s| s.index) else { return Ok(()) };
     let round = o.round()?;
+    if l.known() {
+        let arg = MixArg {
+            round,
+            qkv: qkv.at,
+            f: f.at,
+            gate: gate.at,
+            b: b.at,
+            conv,
+            dt_bias,
+            a_log,
+            o_norm,
+            out: out.at,
+            qkv_stride: qkv.stride,
+            f_stride: f.stride,
+            gate_stride: gate.stride,
+            b_stride: b.stride,
+            out_stride: out.stride,
+            first_seq: first_seq as u32,
+            first_row: o.first_row() as u32,
+            bounded: u32::from(o.dim(3) != 0),
+            record: u32::from(record),
+            bound: o.param(1),
+            eps: o.param(0),
+            sizes: l.sizes(),
+        };
+        let cache = |c| Arg::Struct("Cache", bytemuck::bytes_of(c));
+        let args = [
+            Arg::Struct("Mix", bytemuck::bytes_of(&arg)),
+            cache(&families.state),
+            cache(&families.window),
+            cache(&families.replay),
+        ];
+        let (name, threads) = (format!("kda_mix_{}", l.width), l.width as u32 + HELPERS);
+        return o.launch(&name, [sequences.len(), l.heads, 1], threads, 0, &args);
+    }
     let pieces = Scratch::pieces(&[rows * l.prepared_len() * 4, rows * c * 4]).take(o.machine)?;
     let sizes = l.sizes();
     let (first_row, z) = (Arg::Word(o.first_row() as u32), Arg::Struct("Sizes", bytemuck::bytes_of(&sizes)));
@@ -130,7 +197,6 @@ pub(super) fn mix(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Word(u32::from(record)),
     ];
     o.launch("kda_prepare", [rows, l.heads, 1], 128, 0, &args)?;
-    let (kernel, shared) = l.recurrence(true);
     let args = [
         Arg::Pointer(round),
         Arg::Word(first_seq as u32),
@@ -140,7 +206,7 @@ pub(super) fn mix(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         cache(&families.state),
         Arg::Pointer(pieces[1]),
     ];
-    o.launch(&format!("kda_recur_{kernel}"), l.grid(sequences.len()), 32, shared, &args)?;
+    o.launch("kda_recur_any", l.grid(sequences.len()), 32, l.column_bytes(), &args)?;
     let args = [
         z,
         Arg::Pointer(pieces[1]),
@@ -196,9 +262,20 @@ pub(super) fn commit(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let z = Arg::Struct("Sizes", bytemuck::bytes_of(&sizes));
     let cache = |c| Arg::Struct("Cache", bytemuck::bytes_of(c));
     let first = Arg::Word(seqs.start as u32);
-    let (kernel, shared) = l.recurrence(families.replay.quads());
+    if l.known() {
+        let args = [
+            Arg::Pointer(address),
+            first,
+            z,
+            cache(&families.state),
+            cache(&families.window),
+            cache(&families.replay),
+        ];
+        let (name, threads) = (format!("kda_replay_{}", l.width), l.width as u32 + HELPERS);
+        return o.launch(&name, [seqs.len(), l.heads, 1], threads, 0, &args);
+    }
     let args = [Arg::Pointer(address), first, z, cache(&families.state), cache(&families.replay)];
-    o.launch(&format!("kda_replay_{kernel}"), l.grid(seqs.len()), 32, shared, &args)?;
+    o.launch("kda_replay_any", l.grid(seqs.len()), 32, l.column_bytes(), &args)?;
     let args = [
         Arg::Pointer(address),
         first,

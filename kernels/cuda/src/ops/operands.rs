@@ -37,15 +37,7 @@ pub struct CacheArg {
     base: u64,
     slot_stride: u64,
     parity_stride: u64,
-    /// Bytes of a row.
-    pub row_bytes: u64,
-}
-
-impl CacheArg {
-    /// Whether every row starts on a multiple of 16 bytes.
-    pub fn quads(&self) -> bool {
-        [self.base, self.slot_stride, self.parity_stride, self.row_bytes].iter().all(|v| v.is_multiple_of(16))
-    }
+    row_bytes: u64,
 }
 
 /// A matrix or a stack of them.

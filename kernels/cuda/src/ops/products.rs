@@ -57,6 +57,7 @@ struct WaveArg {
     unused: u32,
     rotated: u64,
     raw: u64,
+    done: u64,
 }
 
 /// Which rows of an expert: the lists of `moe.group`.
@@ -115,6 +116,13 @@ const fn stream_bytes(rows: usize, bf16: bool) -> u32 {
     let inputs = if rows == 1 { 0 } else { rows * 8 * (bytes / if bf16 { 32 } else { 64 } + 4) * 4 };
     (2 * (8 * (bytes + 32) + inputs) + 8 * rows * 16 * 4) as u32
 }
+/// Shared memory of a block of EXL3 products: the rings of words of four warps (`RING_WORDS` of the source).
+const RINGS: u32 = 4 * 8 * 256 * 4;
+/// Rotated channels before the rings, at one row: `CHUNK` of the source.
+const CHUNK: u32 = 4096 * 4;
+/// Blocks of EXL3 products that take 64 columns each from which on there are enough of them: two for each multiprocessor
+/// of the largest GPUs. Below, blocks take 32.
+const ENOUGH: usize = 264;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
 
@@ -167,7 +175,7 @@ impl Product<'_> {
                 let found = tables
                     .get(o.machine, table, shape)
                     .map_err(|e| o.error(&format!("weight {}: {e}", self.name)))?;
-                self.segments(o, &found, SegmentsArg { table, first: found.first, data })
+                self.segments(o, tables, &found, SegmentsArg { table, first: found.first, data })
             }
         }
     }
@@ -262,11 +270,17 @@ impl Product<'_> {
         o.launch("panels_split_sum", [self.rows, self.n.div_ceil(128), 1], 128, 0, &args)
     }
 
-    fn segments(&self, o: &Operands<'_>, table: &Table, segments: SegmentsArg) -> Result<(), OpError> {
+    fn segments(
+        &self,
+        o: &Operands<'_>,
+        tables: &Tables,
+        table: &Table,
+        segments: SegmentsArg,
+    ) -> Result<(), OpError> {
         for wave in &table.waves {
             if wave.kinds[0] {
                 for first in (0..self.rows).step_by(ROTATED) {
-                    self.trellises(o, wave, segments, first, ROTATED.min(self.rows - first))?;
+                    self.trellises(o, wave, segments, tables, first, ROTATED.min(self.rows - first))?;
                 }
             }
             for (there, bf16) in [(wave.kinds[1], true), (wave.kinds[2], false)] {
@@ -295,14 +309,18 @@ impl Product<'_> {
         o: &Operands<'_>,
         wave: &Wave,
         segments: SegmentsArg,
+        tables: &Tables,
         first: usize,
         count: usize,
     ) -> Result<(), OpError> {
         let (k, n, parts) = (wave.k as usize, wave.n as usize, wave.parts as usize);
-        // A short tile reads what a full one would: seven rows more.
-        let pieces =
-            Scratch::pieces(&[(parts * count + 7) * k * 4, parts * count * n * 4]).take(o.machine)?;
         let rows = self.rows_arg(first, count);
+        // One row, or lists of one row each: each block rotates its row itself.
+        let alone = self.lists.map_or(self.rows == 1, |l| self.rows == l.slots);
+        // A short tile reads what a full one would: seven rows more.
+        let rotated = if alone { 0 } else { (parts * count + 7) * k * 4 };
+        let pieces = Scratch::pieces(&[rotated, parts * count * n * 4]).take(o.machine)?;
+        let done = if alone { tables.counters(o.machine, parts * count * (n / 128))? } else { 0 };
         let arg = WaveArg {
             segments,
             part: wave.part,
@@ -311,18 +329,20 @@ impl Product<'_> {
             unused: 0,
             rotated: pieces[0],
             raw: pieces[1],
+            done,
         };
         let args =
             [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
-        // One row, or lists of one row each: each warp a half of a column. Else tiles of up to eight rows.
-        let alone = self.lists.map_or(self.rows == 1, |l| self.rows == l.slots);
-        let (kernel, columns, tiles) = match (alone, self.lists) {
-            (true, _) => ("exl3_product_1", 32, count),
-            (false, Some(_)) => ("exl3_product_8", 64, count),
-            (false, None) => ("exl3_product_8", 64, count.div_ceil(8)),
-        };
+        let tiles = if alone || self.lists.is_some() { count } else { count.div_ceil(8) };
+        // Blocks that have rows: with lists not every place has.
+        let busy = if alone { count } else { self.lists.map_or(tiles, |l| tiles.min(l.experts)) };
+        let (halves, columns) = if busy * parts * n / 64 < ENOUGH { (1, 32) } else { (2, 64) };
+        let grid = [n / columns, tiles, parts];
+        if alone {
+            return o.launch(&format!("exl3_one_{halves}"), grid, 128, CHUNK + RINGS, &args);
+        }
         o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
-        o.launch(kernel, [n.div_ceil(columns), tiles, parts], 128, 0, &args)?;
+        o.launch(&format!("exl3_rows_{halves}"), grid, 128, RINGS, &args)?;
         o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args)
     }
 }

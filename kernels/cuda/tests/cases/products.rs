@@ -13,6 +13,7 @@ pub const CASES: &[Entry] = &[
     ("head and moe.logits", others),
     ("experts", experts),
     ("dense in exl3, every rate and codebook", rates),
+    ("dense in exl3, wide and long", large),
     ("dense in segments", segments),
     ("experts in exl3", coded_experts),
 ];
@@ -265,6 +266,19 @@ fn rates() -> Vec<Setup> {
             }
         }
     }
+    all
+}
+
+/// So many outputs that a warp takes whole columns, and more inputs than a block rotates at a time.
+fn large() -> Vec<Setup> {
+    let wide = trellis(264 * 64, 128, 8, 2);
+    let mut all: Vec<Setup> = [1, 2, 5].map(|rows| coded(rows, 264 * 64, 128, wide.clone(), false)).into();
+    all.push(coded(1, 264 * 64, 128, trellis(264 * 64, 128, 5, 2), false));
+    all.push(coded(1, 264 * 64, 128, trellis(264 * 64, 128, 12, 1), false));
+    for (halves, codebook) in [(8, 2), (7, 2), (16, 0)] {
+        all.push(coded(1, 128, 4096 + 256, trellis(128, 4096 + 256, halves, codebook), false));
+    }
+    all.push(coded(4, 128, 4096 + 256, trellis(128, 4096 + 256, 8, 0), false));
     all
 }
 

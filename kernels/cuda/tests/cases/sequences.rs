@@ -42,6 +42,8 @@ fn mix() -> Vec<Setup> {
         (4, 32, true, Phase::Window, ragged()),
         (1, 128, true, Phase::Prefill, vec![seq(1, 0, 0, 40, 40)]),
         (2, 64, false, Phase::Window, ragged()),
+        (2, 128, false, Phase::Window, ragged()),
+        (1, 32, true, Phase::Prefill, vec![seq(0, 1, 0, 8, 8), seq(2, 0, 3, 9, 9)]),
         (3, 40, true, Phase::Window, ragged()),
         (1, 7, false, Phase::Prefill, ragged()),
     ] {
@@ -193,6 +195,24 @@ fn idx_write() -> Vec<Setup> {
 }
 
 fn idx_select() -> Vec<Setup> {
+    let mut all = idx_short();
+    // More pools than a block places in one go, and few different scores.
+    let (d, top, start) = (4, 48, 33_000);
+    let mut pools = Family::new(7, 1, 1, start + 1, d, Addressing::Linear);
+    let keys: Vec<f32> = pools.data[..40 * d].to_vec();
+    pools.data.chunks_mut(40 * d).for_each(|r| r.copy_from_slice(&keys[..r.len()]));
+    all.push(Setup {
+        inputs: vec![Matrix::f32(&random(1, d, 1.0), d), Matrix::f32(&[0.7], 1)],
+        outputs: vec![Matrix::out_i32(1, top), Matrix::out_i32(1, 1)],
+        caches: vec![pools],
+        dims: vec![1, d, 1, top, top],
+        seqs: vec![seq(0, 0, start as u32, 1, 1)],
+        ..Setup::new("idx.select")
+    });
+    all
+}
+
+fn idx_short() -> Vec<Setup> {
     [(16, 32, 4, 32), (18, 20, 3, 30), (32, 128, 4, 64), (50, 16, 4, 16)]
         .into_iter()
         .map(|(heads, d, pool, top)| {

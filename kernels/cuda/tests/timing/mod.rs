@@ -19,19 +19,81 @@ struct Timed {
 /// Repetitions of a measurement, each of several calls.
 const REPEATS: usize = 5;
 
-/// Bytes a second of a copy from device memory to device memory, read and written.
-fn bandwidth(gpu: &Gpu) -> Result<f64, String> {
-    const BYTES: usize = 2 << 30;
-    let said = |e: plugfold_cuda::CudaError| e.to_string();
-    let arenas: Vec<Arena> =
-        (0..2).map(|_| gpu.arena("a copy", BYTES)).collect::<Result<_, _>>().map_err(said)?;
-    let mut best = f64::INFINITY;
-    for _ in 0..4 {
-        let start = gpu.event().map_err(said)?;
-        gpu.copy(arenas[1].address(), arenas[0].address(), BYTES).map_err(said)?;
-        best = best.min(gpu.event().map_err(said)?.seconds_since(&start).map_err(said)?);
+/// Calls of a measurement at most: so many launches fit the driver's queue.
+const CALLS: f64 = 32.0;
+/// Bytes of weights and caches that a measurement goes through before it meets the same again: more than the cache of any GPU.
+const ROTATED: f64 = 150e6;
+/// Bytes of the copy that keeps the GPU busy while calls are queued.
+const BLOCKER: usize = 2 << 30;
+
+/// Two stretches of memory, copied from one to the other.
+struct Copies<'g> {
+    gpu: &'g Gpu,
+    arenas: [Arena; 2],
+}
+
+impl<'g> Copies<'g> {
+    fn new(gpu: &'g Gpu) -> Result<Self, String> {
+        let arena = || gpu.arena("a copy", BLOCKER).map_err(|e| e.to_string());
+        Ok(Self { gpu, arenas: [arena()?, arena()?] })
     }
-    Ok(2.0 * BYTES as f64 / best)
+    fn start(&self) -> Result<(), String> {
+        self.gpu.copy(self.arenas[1].address(), self.arenas[0].address(), BLOCKER).map_err(|e| e.to_string())
+    }
+    /// Bytes a second, read and written.
+    fn bandwidth(&self) -> Result<f64, String> {
+        let mut best = f64::INFINITY;
+        for _ in 0..4 {
+            best = best.min(seconds(self.gpu, || self.start())?);
+        }
+        Ok(2.0 * BLOCKER as f64 / best)
+    }
+}
+
+/// Seconds between what `run` makes the GPU do first and last.
+fn seconds(gpu: &Gpu, run: impl FnOnce() -> Result<(), String>) -> Result<f64, String> {
+    let said = |e: plugfold_cuda::CudaError| e.to_string();
+    let start = gpu.event().map_err(said)?;
+    run()?;
+    gpu.event().map_err(said)?.seconds_since(&start).map_err(said)
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// What a call costs: on the GPU while launches wait for it, on the host, and when each call is launched as the GPU runs the
+/// one before.
+struct Times {
+    queued: f64,
+    host: f64,
+    eager: f64,
+    calls: usize,
+}
+
+fn times(gpu: &Gpu, copies: &Copies<'_>, run: impl Fn(usize) -> Result<(), String>) -> Result<Times, String> {
+    run(0)?;
+    let once = seconds(gpu, || run(0))?;
+    let calls = (0.01 / once.max(1e-6)).clamp(1.0, CALLS) as usize;
+    let all = || (0..calls).try_for_each(&run);
+    let (mut queued, mut host, mut eager) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..REPEATS {
+        // Two copies take a millisecond or two, in which the host launches all calls.
+        copies.start()?;
+        copies.start()?;
+        let start = std::time::Instant::now();
+        let mut launching = 0.0;
+        let took = seconds(gpu, || {
+            all()?;
+            launching = start.elapsed().as_secs_f64();
+            Ok(())
+        })?;
+        queued.push(took / calls as f64);
+        host.push(launching / calls as f64);
+        eager.push(seconds(gpu, all)? / calls as f64);
+    }
+    Ok(Times { queued: median(queued), host: median(host), eager: median(eager), calls: calls * REPEATS })
 }
 
 fn dense(rows: usize, n: usize, k: usize) -> Timed {
@@ -220,9 +282,24 @@ fn all() -> Vec<Timed> {
     }
     all.extend([kda(1), kda(8), kda(512), attention(1, 2048), attention(8, 2048), attention(256, 2048)]);
     all.push(select(65_536));
+    all.extend([coded(1, 4096, 4096), coded(8, 4096, 16_384), coded(8, 24_576, 4096), kda(4), nothing()]);
     all.extend(hyper());
     all.push(sampling());
     all
+}
+
+/// About nothing: what a launch costs.
+fn nothing() -> Timed {
+    let setup = Setup {
+        inputs: vec![Matrix::f32(&random(1, 32, 1.0), 32)],
+        outputs: vec![Matrix::out(1, 32)],
+        weights: vec![Held::plain(&random(2, 32, 1.0))],
+        dims: vec![32],
+        params: vec![1e-5],
+        seqs: one(1),
+        ..Setup::new("norm")
+    };
+    Timed { name: "norm of 32 numbers, 1 row".into(), setup, bytes: 256.0, fmas: 64.0 }
 }
 
 /// Times everything and prints a line of JSON each.
@@ -231,38 +308,36 @@ fn all() -> Vec<Timed> {
 /// What the device says.
 pub fn run(gpu: &Arc<Gpu>) -> Result<(), String> {
     let said = |e: plugfold_cuda::CudaError| e.to_string();
-    let bandwidth = bandwidth(gpu)?;
+    let copies = Copies::new(gpu)?;
+    let bandwidth = copies.bandwidth()?;
     // Two operations a multiply-add, 128 of them a cycle and multiprocessor, at the clock that the driver gives.
     let rate = f64::from(gpu.facts().multiprocessors) * 128.0 * gpu.clock().map_err(said)?;
     println!("{{\"copy\": {bandwidth:.3e}, \"multiply_adds\": {rate:.3e}}}");
     for timed in all() {
         let kernels = Kernels::new(gpu.clone());
-        let (placed, provider) = kernels.place(&timed.setup);
-        let run = || placed.run(provider).map_err(|e| e.to_string());
-        run()?;
-        gpu.synchronize().map_err(said)?;
-        let start = gpu.event().map_err(said)?;
-        run()?;
-        let once = gpu.event().map_err(said)?.seconds_since(&start).map_err(said)?;
-        let calls = (0.01 / once.max(1e-6)).clamp(1.0, 200.0) as usize;
-        let mut times = Vec::new();
-        for _ in 0..REPEATS {
-            let start = gpu.event().map_err(said)?;
-            for _ in 0..calls {
-                run()?;
-            }
-            times.push(gpu.event().map_err(said)?.seconds_since(&start).map_err(said)? / calls as f64);
+        // Several of the same, so that a call does not find in the cache what the one before it read.
+        let count = (ROTATED / timed.bytes.max(1e7)).ceil() as usize;
+        let placed: Vec<_> = (0..count).map(|_| kernels.place(&timed.setup)).collect();
+        let run = |i: usize| {
+            let (placed, provider) = &placed[i % count];
+            placed.run(provider).map_err(|e| e.to_string())
+        };
+        for i in 0..count {
+            // Tables of segments are read when they are first met.
+            run(i)?;
         }
-        times.sort_unstable_by(f64::total_cmp);
-        let seconds = times[REPEATS / 2];
+        let t = times(gpu, &copies, run)?;
         let (memory, compute) = (timed.bytes / bandwidth, timed.fmas / rate);
         let bound = if memory >= compute { "memory" } else { "multiply-adds" };
         println!(
-            "{{\"operation\": \"{}\", \"microseconds\": {:.2}, \"bound\": \"{bound}\", \"fraction\": {:.3}, \"calls\": {}}}",
+            "{{\"operation\": \"{}\", \"microseconds\": {:.2}, \"bound\": \"{bound}\", \"fraction\": {:.3}, \"bound_microseconds\": {:.2}, \"host\": {:.2}, \"eager\": {:.2}, \"calls\": {}}}",
             timed.name,
-            seconds * 1e6,
-            memory.max(compute) / seconds,
-            REPEATS * calls
+            t.queued * 1e6,
+            memory.max(compute) / t.queued,
+            memory.max(compute) * 1e6,
+            t.host * 1e6,
+            t.eager * 1e6,
+            t.calls
         );
         drop(placed);
         gpu.forget();
