@@ -47,3 +47,19 @@ profiles! {
     prod: "prod" on 1,
     prod_on_two_ranks: "prod" on 2,
 }
+
+#[test]
+fn more_ranks_than_the_model_has_parts_are_refused_once() {
+    plugins::built();
+    let cache = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_plugfold"))
+        .args(["exact", "--profile", "quickstart", "--model", "tests/fixtures/tiny", "--ranks", "60"])
+        .env("PLUGFOLD_CACHE_DIR", cache.path())
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    let (told, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(!output.status.success() && told.is_empty(), "no gate ran: {told}");
+    assert_eq!(errors.matches("60 ranks are too many for this model").count(), 1, "{errors}");
+    assert!(errors.contains("use 1 to "), "{errors}");
+}

@@ -202,3 +202,19 @@ fn the_http_bench_loses_and_mixes_nothing() {
     assert!(replies >= 200 && report["tokens"].as_u64().unwrap() > 100 * replies, "{report}");
     assert_eq!(report["slot_free_ms"].as_object().unwrap().len(), 4, "{report}");
 }
+
+/// Replies and counts only, as above: the command compares the replies with null hooks to those without itself.
+#[test]
+fn the_hooks_bench_exchanges_hooks_on_one_engine() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hooks.json");
+    let model = ["--model", "tests/fixtures/tiny", "--context", "256"];
+    let sizes = ["--fours", "3", "--steps", "4", "--prompt", "9", "--json", file.to_str().unwrap()];
+    let output = run(&[&["bench", "hooks"][..], &model, &sizes].concat());
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    assert_eq!(report["seconds_a_step"].as_array().unwrap().len(), 3, "{report}");
+    // Every operation of a step is a call of a null provider, and there are hooks beside them.
+    assert!(report["calls_a_step"].as_f64().unwrap() > 100.0, "{report}");
+    refused(&[&["bench", "hooks"][..], &model, &["--steps", "200"]].concat(), &["256", "400 steps"]);
+}

@@ -160,11 +160,10 @@ impl TestServer {
             runtime.block_on(async {
                 let server = Server::bind("127.0.0.1", 0).await.expect("a free port");
                 let _ = tell.send(server.address().expect("its address"));
-                server
-                    .run(app, async {
-                        let _ = stopped.await;
-                    })
-                    .await;
+                let stop = async {
+                    let _ = stopped.await;
+                };
+                server.run(app, stop).await.expect("the address is served");
             });
         });
         let address = told.recv().expect("the server starts");

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 
 use half::bf16;
 use plugfold_abi::{
@@ -28,13 +28,13 @@ use plugfold_engine::checkpoint::CheckpointError;
 use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::{Core, CoreOptions};
 use plugfold_engine::hooks::Hooks;
-use plugfold_engine::ranks::World;
 use plugfold_engine::split::Split;
 use plugfold_engine::weights::Source;
 use plugfold_kernels::cpu::operands::{Operands, Sequence};
 use plugfold_kernels::cpu::rows::Rows;
 
 use crate::goldens::tiny_dir;
+use crate::model::cores_on_ranks;
 
 /// The owner of its providers.
 pub const OWNER: &str = "integer";
@@ -159,23 +159,8 @@ pub fn on_ranks<T: Send>(
     more: impl Fn(usize, &mut Hooks) + Sync,
     run: impl Fn(&mut Core) -> T + Sync,
 ) -> Vec<T> {
-    let worlds = World::local(ranks).unwrap_or_else(|e| panic!("{e}"));
-    // Who leaves first must not leave another in an exchange.
-    let done = Barrier::new(ranks);
-    let one = |world: World| {
-        let (rank, comm) = (world.rank(), Arc::new(CommObject::new(world.comm())));
-        let mut core = core(slots, Split { rank, ranks }, Some(comm), |hooks| more(rank, hooks))
-            .unwrap_or_else(|e| panic!("rank {rank}: {e}"));
-        let out = run(&mut core);
-        done.wait();
-        world.goodbye();
-        out
-    };
-    std::thread::scope(|scope| {
-        let one = &one;
-        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || one(world))).collect();
-        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panic!("a rank panicked"))).collect()
-    })
+    let load = |split: Split, comm| core(slots, split, comm, |hooks| more(split.rank, hooks));
+    cores_on_ranks(ranks, load, run)
 }
 
 type Run = fn(&Operands<'_>) -> Result<(), OpError>;

@@ -1,10 +1,10 @@
 //! Small models, loaded on one rank or on several in one process.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 
-use plugfold_abi::Phase;
+use plugfold_abi::{CommObject, Phase};
 use plugfold_cuda::CudaDevice;
 use plugfold_emulated::HostMachine;
 use plugfold_engine::core::{Core, CoreOptions, Forward, SeqRows, Want};
@@ -65,6 +65,37 @@ pub fn on_ranks_with<T>(
         let out = lead(&mut rank);
         rank.world.goodbye();
         out
+    })
+}
+
+/// Runs something on every rank of a model, each in a thread; gives what each came to, in rank order. On one rank there is
+/// nobody to exchange with.
+///
+/// # Panics
+/// When a rank cannot be loaded or panics.
+pub fn cores_on_ranks<T: Send, E: std::fmt::Display>(
+    ranks: usize,
+    load: impl Fn(Split, Option<Arc<CommObject>>) -> Result<Core, E> + Sync,
+    run: impl Fn(&mut Core) -> T + Sync,
+) -> Vec<T> {
+    if ranks == 1 {
+        return vec![run(&mut load(Split::WHOLE, None).unwrap_or_else(|e| panic!("{e}")))];
+    }
+    let worlds = World::local(ranks).unwrap_or_else(|e| panic!("{e}"));
+    // Who leaves first must not leave another in an exchange.
+    let done = Barrier::new(ranks);
+    let one = |world: World| {
+        let (rank, comm) = (world.rank(), Arc::new(CommObject::new(world.comm())));
+        let mut core = load(Split { rank, ranks }, Some(comm)).unwrap_or_else(|e| panic!("rank {rank}: {e}"));
+        let out = run(&mut core);
+        done.wait();
+        world.goodbye();
+        out
+    };
+    thread::scope(|scope| {
+        let one = &one;
+        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || one(world))).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panic!("a rank panicked"))).collect()
     })
 }
 

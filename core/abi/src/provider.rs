@@ -91,7 +91,8 @@ pub type Plan = [u8; 64];
 pub enum Bits {
     /// An arithmetic of its own; the name holds every setting that decides bits.
     Own(TextBuf),
-    /// Proven equal to the named arithmetic; "ref" is the reference's, whatever the device.
+    /// Proven equal to the named arithmetic; "ref" is the reference's, whatever the device. A fusion of operations that differ
+    /// in it names one for each, in order, joined by `+`: `dense-q4+ref`.
     Of(TextBuf),
 }
 
@@ -173,8 +174,10 @@ crate::interface! {
         fn covers(&self) -> List<TextBuf> = Ok(List::new());
         /// The knob value for which it stands, where a knob selects among providers.
         fn family(&self) -> Maybe<Member> = Ok(Maybe::RNone);
-        /// Asked once a shape; must depend on the query and load-time settings only.
+        /// Asked once a shape; must depend on the query and load-time settings only. Of a fusion: about the first operation.
         fn claim(&self, query: &Query<'_>) -> Claim;
+        /// Of a fusion that has claimed: whether it takes these operations together (two products of equal shapes, say).
+        fn takes(&self, queries: Slice<'_, Query<'_>>) -> bool = Ok(true);
         /// Runs a call that it claimed.
         fn run(&self, call: &Call<'_>, plan: &Plan, below: &BelowObject) -> ();
         /// Runs the calls that a fusion covers, in order of [`Provider::covers`].

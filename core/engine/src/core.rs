@@ -1,6 +1,7 @@
 //! One rank's model with its sequences: forwards, commits, snapshots. Knows nothing of requests.
 
 mod families;
+mod hooking;
 mod programs;
 mod sequences;
 mod stage;
@@ -24,6 +25,7 @@ use crate::program::{Arena, Failure, HOST, Read, Registry, ResolveError, Resolve
 use crate::split::{Split, SplitError};
 use crate::state::{CacheTable, Capacity, Slot, Snapshot, reference_families};
 use crate::weights::{self, Given, Origin, Progress, Shelf, Source, WeightError, WeightTable};
+pub use hooking::Hooking;
 use programs::{Key, Kind, Programs};
 pub use sequences::SequencesOf;
 use stage::Stages;
@@ -772,7 +774,8 @@ impl Core {
     /// Keeps the first `keep[i]` rows of each sequence of a forward.
     ///
     /// # Errors
-    /// A commit program that fails: the sequences of the forward are then lost.
+    /// A commit program that fails. Nothing is kept then: it writes beside the committed state, so each sequence of the forward
+    /// is what it was before it.
     ///
     /// # Panics
     /// When the forward failed, a count is 0 or too large, or a prefill is not kept whole.

@@ -33,6 +33,8 @@ pub const MAX_WAITING: usize = 1024;
 enum Message {
     Job(Box<Job>),
     Stop,
+    /// As [`Message::Stop`], without a goodbye to the other ranks: the rank is wanted back.
+    Release,
 }
 
 struct Job {
@@ -98,7 +100,7 @@ pub struct Engine {
     shared: Arc<Shared>,
     hooks: Arc<Hooks>,
     queue: Mutex<Sender<Message>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Rank>>,
     _watchdog: Watchdog,
 }
 
@@ -153,6 +155,17 @@ impl Engine {
             .spawn(move || Loop::new(rank, inside, inbox).run())?;
         let queue = Mutex::new(sender);
         Ok(Self { shared, hooks, queue, thread: Some(thread), _watchdog: watchdog })
+    }
+
+    /// Ends the engine, not its ranks, and gives rank 0 back. Requests that run or wait are told that it shuts down.
+    ///
+    /// # Panics
+    /// When the engine's thread did.
+    #[must_use]
+    pub fn release(mut self) -> Option<Rank> {
+        let _ = self.queue.lock().unwrap_or_else(PoisonError::into_inner).send(Message::Release);
+        let thread = self.thread.take().filter(|_| !self.shared.hung.load(Ordering::Acquire))?;
+        Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     }
 }
 
@@ -280,6 +293,8 @@ struct Loop {
     /// Observers with what they want to be told.
     observers: Vec<(Hooked<ObserverObject>, u32)>,
     stop: bool,
+    /// Whether the rank is wanted back.
+    release: bool,
 }
 
 impl Loop {
@@ -300,6 +315,7 @@ impl Loop {
             last: Report::default(),
             free_bytes: u64::MAX,
             stop: false,
+            release: false,
         }
     }
 
@@ -316,7 +332,7 @@ impl Loop {
         }
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> Rank {
         self.rank.core.hooks().thread("round");
         let mut held = false;
         while !self.stop {
@@ -346,7 +362,7 @@ impl Loop {
                 break;
             }
         }
-        self.shut();
+        self.shut()
     }
 
     /// Takes in what has arrived; sleeps when there is nothing else to do, shortly when requests are held back.
@@ -371,6 +387,7 @@ impl Loop {
             match message {
                 Message::Job(job) => self.arrive(*job),
                 Message::Stop => self.stop = true,
+                Message::Release => (self.stop, self.release) = (true, true),
             }
         }
     }
@@ -431,22 +448,25 @@ impl Loop {
     }
 
     /// Tells everybody who waits that it is over.
-    fn shut(mut self) {
+    fn shut(mut self) -> Rank {
         let reason = self.stats().fatal.clone();
         let text = reason.clone().unwrap_or_else(|| "the engine is shutting down".into());
-        if reason.is_none() {
+        if reason.is_none() && !self.release {
             self.rank.world.goodbye();
         }
         let late = std::iter::from_fn(|| self.inbox.next()).filter_map(|m| match m {
             Message::Job(job) => Some(*job),
-            Message::Stop => None,
+            Message::Stop | Message::Release => None,
         });
         let late: Vec<Job> = late.collect();
         let running = self.active.iter_mut().filter_map(|a| a.take().map(|a| a.job));
         for job in running.chain(self.waiting.drain(..)).chain(late) {
             let _ = job.events.send(Event::Error(EngineError::Unavailable(text.clone())));
         }
-        let mut stats = self.stats();
-        (stats.decoding, stats.prefilling, stats.waiting) = (0, 0, 0);
+        {
+            let mut stats = self.stats();
+            (stats.decoding, stats.prefilling, stats.waiting) = (0, 0, 0);
+        }
+        self.rank
     }
 }

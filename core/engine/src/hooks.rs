@@ -33,6 +33,10 @@ impl Calls {
         self.begun.fetch_add(1, Ordering::Relaxed);
         Entered(self)
     }
+    /// How many have begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
     /// How many have ended, where one runs that is not asleep.
     pub fn running(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::Relaxed);

@@ -12,7 +12,7 @@ use plugfold_abi::points::{
 use plugfold_abi::{OpError, Phase, Text};
 use serde::{Deserialize, Serialize};
 
-use crate::core::{Core, CoreOptions, LoadError, SeqRows, SequencesOf, Want};
+use crate::core::{Core, CoreOptions, Hooking, LoadError, SeqRows, SequencesOf, Want};
 use crate::hooks::{Calls, ChoiceError, HookError, Hooked, Hooks, chosen};
 use crate::plan::{Order, Plan};
 use crate::ranks::{RankError, SettingsDigest, World};
@@ -114,6 +114,13 @@ pub struct Rank {
     options: Options,
 }
 
+/// Other hooks for a rank that is loaded, with all that follows from them.
+pub struct Company {
+    hooking: Hooking,
+    rounds: Rounds,
+    options: Options,
+}
+
 /// Logits (and streams) of every position of a prompt.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
@@ -191,6 +198,35 @@ impl Rank {
             rayon::broadcast(|_| hooks.thread("worker"));
         }
         Ok(Self { core, world, rounds, limits, options })
+    }
+
+    /// Prepares other hooks for this rank, to be exchanged with those in force: of the options those count that choose
+    /// hooks by name (executor, way to wait, round driver).
+    ///
+    /// # Errors
+    /// A hook that cannot say what it is, or one that is chosen and not there.
+    pub fn company(&self, options: &Options, hooks: &Arc<Hooks>) -> Result<Company, StartError> {
+        let options = Options {
+            executor: options.executor.clone(),
+            plan_wait: options.plan_wait.clone(),
+            round_driver: options.round_driver.clone(),
+            ..self.options.clone()
+        };
+        let driver = options.round_driver.as_deref();
+        let driver = chosen(&hooks.drivers, "round driver", driver, RoundDriver::name).map_err(refused)?;
+        chosen(&hooks.waits, "way to wait", options.plan_wait.as_deref(), PlanWait::name).map_err(refused)?;
+        let hooking = self.core.hooking(hooks.clone(), options.executor.as_deref())?;
+        let most = self.limits.prefill_rows_max as usize;
+        let rounds = Rounds::with_hooks(&self.core, hooks, options.prefill_rows, most)?.driven_by(driver);
+        Ok(Company { hooking, rounds, options })
+    }
+
+    /// Exchanges the hooks in force for others, while no sequence runs: the same weights, caches and memory are then used by
+    /// both in turn.
+    pub fn exchange_hooks(&mut self, other: &mut Company) {
+        self.core.exchange_hooks(&mut other.hooking);
+        std::mem::swap(&mut self.rounds, &mut other.rounds);
+        std::mem::swap(&mut self.options, &mut other.options);
     }
 
     /// Settings in force.

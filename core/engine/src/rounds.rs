@@ -81,7 +81,7 @@ pub enum RoundError {
     /// A program does not resolve: a plugin is missing for a shape that start-up did not see.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// A commit failed half way.
+    /// The commit program does not resolve, or failed in a way that ends the engine.
     #[error(transparent)]
     Commit(#[from] CommitError),
     /// A snapshot or a tag.
@@ -169,7 +169,15 @@ impl Rounds {
     /// # Errors
     /// A plugin that cannot say what it is.
     pub fn new(core: &Core, chunk: usize, most: usize) -> Result<Self, HookError> {
-        let hooks = core.hooks().clone();
+        Self::with_hooks(core, core.hooks(), chunk, most)
+    }
+
+    /// As [`Rounds::new`], for hooks that are not in force yet.
+    ///
+    /// # Errors
+    /// As [`Rounds::new`].
+    pub fn with_hooks(core: &Core, hooks: &Arc<Hooks>, chunk: usize, most: usize) -> Result<Self, HookError> {
+        let hooks = hooks.clone();
         let slots = core.capacity().slots;
         let mut observers = Vec::new();
         for h in &hooks.observers {

@@ -149,7 +149,7 @@ words! {
 pub enum Bits {
     /// An arithmetic of its own.
     Own(String),
-    /// Proven equal to the named one; `ref` is the reference.
+    /// Proven equal to the named one; `ref` is the reference. A fusion may name one for each operation, joined by `+`.
     Of(String),
 }
 

@@ -189,7 +189,11 @@ impl Bench {
         let app = Arc::new(App::new(engine.clone(), text, settings));
         let server = Server::bind("127.0.0.1", 0).await?;
         let address = server.address()?;
-        tokio::spawn(server.run(app, std::future::pending()));
+        tokio::spawn(async move {
+            if let Err(error) = server.run(app, std::future::pending()).await {
+                tracing::error!(%error, "the server does not serve");
+            }
+        });
         Ok(Self { address, engine, waiting })
     }
 

@@ -8,12 +8,13 @@ use clap::Args;
 use plugfold::config::Device;
 use plugfold::device;
 use plugfold::exact::plants::PLANTS;
-use plugfold::exact::{Company, GATES, Gate, Load, Plant, Setup as Trial, Silent, Verdict, run};
+use plugfold::exact::{Company, GATES, Gate, Load, Plant, Setup as Trial, Silent, Verdict, run, starts};
 use plugfold::plugins::cache_folder;
 use plugfold::plugins::life::{Plugins, free_memory};
 use plugfold_engine::config::ModelConfig;
 use plugfold_engine::rank::{Options, raised};
 use plugfold_engine::ranks::World;
+use plugfold_engine::split::Split;
 use plugfold_manifest::{ByName, Class};
 use serde_json::json;
 
@@ -109,6 +110,8 @@ impl Exact {
         model::threads(settings.threads, settings.ranks)?;
         let mut options = model::options(settings)?;
         let config = ModelConfig::from_dir(&options.model)?;
+        // Told once, not by every gate.
+        Split::new(0, settings.ranks, &config)?;
         let limit = config.index.topk + config.index.pool;
         options.context = Some(config.context.min(limit + BEYOND));
         if plant.is_some_and(|p| p.ranks > settings.ranks) {
@@ -125,6 +128,7 @@ impl Exact {
         }
         let load = loader(&setup)?;
         let trial = Trial { options, ranks: settings.ranks, devices, load, silent, plant };
+        starts(&trial).map_err(anyhow::Error::msg).context("there is nothing to try")?;
         let mut broken = Vec::new();
         for gate in gates {
             let verdict = run(gate, &trial);

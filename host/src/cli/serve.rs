@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
 use plugfold::http::loaded::describe;
+use plugfold::http::server::{ROLE, threads};
 use plugfold::http::{App, HttpSettings, Server};
 use plugfold::vision::Vision;
 use plugfold_engine::service::Service;
@@ -78,11 +79,12 @@ impl Serve {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let setup = self.model.setup(&self.flags)?;
         let settings = setup.settings();
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the HTTP threads")?;
+        // The server's own threads start when plugins are there to be told of them.
+        let binding =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().context("the HTTP threads")?;
         let (host, port) = (settings.host.clone(), settings.port);
         let keys = settings.keys()?;
-        let server = runtime.block_on(Server::bind(&host, port)).with_context(|| {
+        let server = binding.block_on(Server::bind(&host, port)).with_context(|| {
             format!("cannot listen at {host} port {port}; free it, or choose another with --port")
         })?;
         let address = server.address()?;
@@ -102,6 +104,8 @@ impl Serve {
             .with_figures(others.figures())
             .with_hooks(others.hooks())?;
         let app = Arc::new(app);
+        let runtime = threads(others.hooks()).context("the HTTP threads")?;
+        others.hooks().thread(ROLE);
         others.serving()?;
         println!(
             "serving {} at http://{address} ({} tokens of context, {} slots, {} ranks)",
@@ -121,7 +125,7 @@ impl Serve {
                     }
                 }
             };
-            server.run(app, stop).await;
+            server.run(app, stop).await?;
             anyhow::Ok(failed)
         })?;
         runtime.shutdown_timeout(Duration::from_secs(1));

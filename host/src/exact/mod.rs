@@ -115,6 +115,14 @@ impl std::fmt::Display for Verdict {
     }
 }
 
+/// Loads the ranks once, without a planted fault: what keeps them from starting would break every gate.
+///
+/// # Errors
+/// The reason of the rank that cannot start.
+pub fn starts(setup: &Setup) -> Result<(), String> {
+    lab::on_all(&Setup { plant: None, ..setup.clone() }, |_| Ok(())).map(|_| ())
+}
+
 /// Runs one gate.
 pub fn run(gate: &'static Gate, setup: &Setup) -> Verdict {
     match (gate.run)(setup) {

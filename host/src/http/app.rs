@@ -176,6 +176,8 @@ pub struct App {
     pub chains: Chains,
     /// Ids that end a reply: the text model's, and those of plugins.
     pub stop_ids: Vec<u32>,
+    /// Hooks of plugins, for observers of threads.
+    pub(super) hooks: Hooks,
 }
 
 /// One request inside the server.
@@ -220,6 +222,7 @@ impl App {
             figures: Arc::default(),
             chains: Chains::default(),
             stop_ids,
+            hooks: Hooks::default(),
         }
     }
 
@@ -229,6 +232,7 @@ impl App {
     /// A plugin that cannot work with this tokenizer.
     pub fn with_hooks(mut self, hooks: &Hooks) -> Result<Self, HookError> {
         self.chains = Chains::new(hooks);
+        self.hooks = hooks.clone();
         self.stop_ids.extend(self.chains.start(&self.text.tokenizer)?);
         self.stop_ids.sort_unstable();
         self.stop_ids.dedup();

@@ -205,6 +205,7 @@ impl Pump {
     }
 
     fn run(mut self) {
+        self.app.hooks.thread(super::server::ROLE);
         if self.events().is_err() {
             self.handle.cancel();
             if !self.counted {

@@ -10,8 +10,10 @@ use std::time::Duration;
 use axum::Extension;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use plugfold_engine::hooks::Hooks;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::{Instant, Sleep};
 
@@ -24,16 +26,29 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// A bound address at which nothing is served yet, so that a port in use is found before a model is loaded.
 pub struct Server {
-    listener: TcpListener,
+    listener: std::net::TcpListener,
+}
+
+/// The role of the server's threads, as observers are told it.
+pub const ROLE: &str = "http";
+
+/// The threads of the server; each tells observers that it has started.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn threads(hooks: &Hooks) -> io::Result<Runtime> {
+    let hooks = hooks.clone();
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    threads.thread_name("http").on_thread_start(move || hooks.thread(ROLE)).enable_all().build()
 }
 
 impl Server {
-    /// Binds the address.
+    /// Binds the address. It may be served on other threads than it was bound on.
     ///
     /// # Errors
     /// When the host is unknown or the port is in use.
     pub async fn bind(host: &str, port: u16) -> io::Result<Self> {
-        let listener = TcpListener::bind((host, port)).await?;
+        let listener = TcpListener::bind((host, port)).await?.into_std()?;
         Ok(Self { listener })
     }
 
@@ -46,13 +61,17 @@ impl Server {
     }
 
     /// Accepts connections until `stop` is done, then lets running requests end for a moment.
-    pub async fn run(self, app: Arc<App>, stop: impl Future<Output = ()>) {
+    ///
+    /// # Errors
+    /// When the system does not let these threads watch the address.
+    pub async fn run(self, app: Arc<App>, stop: impl Future<Output = ()>) -> io::Result<()> {
+        let listener = TcpListener::from_std(self.listener)?;
         let slots = app.settings.limits.connections.max(1);
         let permits = Arc::new(Semaphore::new(slots));
         let accept = async {
             loop {
                 let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
-                match self.listener.accept().await {
+                match listener.accept().await {
                     Ok((stream, peer)) => {
                         let app = Arc::clone(&app);
                         tokio::spawn(async move {
@@ -72,9 +91,11 @@ impl Server {
             () = accept => {}
             () = stop => {}
         }
+        drop(listener);
         // The listener is closed; every permit back means that no connection is left.
         let all = u32::try_from(slots).unwrap_or(u32::MAX);
         let _ = tokio::time::timeout(GRACE, permits.acquire_many(all)).await;
+        Ok(())
     }
 }
 
@@ -169,5 +190,53 @@ impl AsyncWrite for Bounded {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use plugfold_abi::points::{Observer, ObserverObject, interest};
+    use plugfold_abi::{OpError, Text};
+
+    use super::*;
+
+    /// A role, and the name of the thread that was told it.
+    type Told = (String, Option<String>);
+
+    /// What was told.
+    struct Roles(Arc<Mutex<Vec<Told>>>);
+
+    impl Observer for Roles {
+        fn interests(&self) -> Result<u32, OpError> {
+            Ok(interest::THREAD)
+        }
+        fn thread(&self, role: Text<'_>) -> Result<(), OpError> {
+            let name = std::thread::current().name().map(Into::into);
+            self.0.lock().unwrap().push((role.get_str().into(), name));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn every_thread_of_the_server_is_announced_on_itself() {
+        let seen = Arc::<Mutex<Vec<Told>>>::default();
+        let mut hooks = Hooks::default();
+        hooks.add_object("watch", ObserverObject::new(Roles(seen.clone()))).unwrap();
+        let runtime = threads(&hooks).unwrap();
+        runtime.block_on(async {
+            tokio::spawn(async {}).await.unwrap();
+            // Threads for what blocks, too.
+            tokio::task::spawn_blocking(|| assert_eq!(std::thread::current().name(), Some("http")))
+                .await
+                .unwrap();
+        });
+        drop(runtime);
+        let seen = seen.lock().unwrap();
+        assert!(
+            seen.len() >= 2 && seen.iter().all(|s| *s == ("http".into(), Some("http".into()))),
+            "{seen:?}"
+        );
     }
 }

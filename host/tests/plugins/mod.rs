@@ -167,13 +167,23 @@ impl Served {
         Self { child, address }
     }
 
-    fn exchange(&self, request: &str) -> (u16, Value) {
+    fn exchanged(&self, request: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap_or_default())
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    fn exchange(&self, request: &str) -> (u16, Value) {
+        let (status, body) = self.exchanged(request);
+        (status, serde_json::from_str(&body).unwrap_or_default())
+    }
+
+    /// What a page says.
+    pub fn get(&self, path: &str) -> String {
+        self.exchanged(&format!("GET {path} HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n")).1
     }
 
     /// A short completion.

@@ -6,6 +6,7 @@ mod ops;
 mod par;
 pub mod roofline;
 pub mod rows;
+mod scratch;
 mod simd;
 
 pub use ops::{Lists, VERSION, down_tiled, groups, operands, reference, up_tiled, write_latents};

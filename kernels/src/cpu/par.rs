@@ -39,10 +39,19 @@ pub fn threads_of(host: &HostObject) -> Result<(), OpError> {
 }
 
 /// Runs `f(index, item)` on every item; on the pool when `work` (multiply-adds or moved elements of all items) is worth it.
-pub(crate) fn each<T: Send>(items: Vec<T>, work: usize, f: impl Fn(usize, T) + Sync) {
+pub(crate) fn each<I>(items: I, work: usize, f: impl Fn(usize, I::Item) + Sync)
+where
+    I: IntoIterator<IntoIter: ExactSizeIterator, Item: Send>,
+{
+    let items = items.into_iter();
     if items.len() < 2 || work < SERIAL_BELOW {
-        items.into_iter().enumerate().for_each(|(i, item)| f(i, item));
+        items.enumerate().for_each(|(i, item)| f(i, item));
     } else {
-        items.into_par_iter().enumerate().with_max_len(1).for_each(|(i, item)| f(i, item));
+        items
+            .collect::<Vec<_>>()
+            .into_par_iter()
+            .enumerate()
+            .with_max_len(1)
+            .for_each(|(i, item)| f(i, item));
     }
 }

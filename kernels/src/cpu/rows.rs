@@ -189,31 +189,50 @@ impl<'a, T> RowsMut<'a, T> {
     }
 
     /// Pieces of `width` columns, the last one narrower.
-    pub fn column_pieces(self, width: usize) -> Vec<Self> {
-        let mut pieces = Vec::with_capacity(self.cols.div_ceil(width.max(1)));
-        let mut rest = self;
-        while rest.cols > 0 {
-            let at = width.min(rest.cols);
-            let (piece, more) = rest.split_columns_at(at);
-            pieces.push(piece);
-            rest = more;
-        }
-        pieces
+    pub fn column_pieces(self, width: usize) -> Pieces<'a, T> {
+        Pieces { rest: self, size: width, columns: true }
     }
 
     /// Pieces of `height` rows, the last one lower.
-    pub fn row_pieces(self, height: usize) -> Vec<Self> {
-        let mut pieces = Vec::with_capacity(self.rows.div_ceil(height.max(1)));
-        let mut rest = self;
-        while rest.rows > 0 {
-            let at = height.min(rest.rows);
-            let (piece, more) = rest.split_rows_at(at);
-            pieces.push(piece);
-            rest = more;
-        }
-        pieces
+    pub fn row_pieces(self, height: usize) -> Pieces<'a, T> {
+        Pieces { rest: self, size: height, columns: false }
     }
 }
+
+/// Pieces of rows, cut off one after another.
+#[derive(Debug)]
+pub struct Pieces<'a, T = f32> {
+    rest: RowsMut<'a, T>,
+    size: usize,
+    columns: bool,
+}
+
+impl<T> Pieces<'_, T> {
+    fn left(&self) -> usize {
+        if self.columns { self.rest.cols } else { self.rest.rows }
+    }
+}
+
+impl<'a, T> Iterator for Pieces<'a, T> {
+    type Item = RowsMut<'a, T>;
+    fn next(&mut self) -> Option<Self::Item> {
+        let at = self.size.min(self.left());
+        if at == 0 {
+            return None;
+        }
+        let none = RowsMut { rows: 0, cols: 0, ..self.rest };
+        let rest = std::mem::replace(&mut self.rest, none);
+        let (piece, rest) = if self.columns { rest.split_columns_at(at) } else { rest.split_rows_at(at) };
+        self.rest = rest;
+        Some(piece)
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let pieces = if self.size == 0 { 0 } else { self.left().div_ceil(self.size) };
+        (pieces, Some(pieces))
+    }
+}
+
+impl<T> ExactSizeIterator for Pieces<'_, T> {}
 
 #[cfg(test)]
 mod tests {

@@ -6,7 +6,8 @@ use std::thread;
 
 use plugfold_0003_prefill_rows::PrefillRows;
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::{Knob, KnobValue, Knobs, Slice, Text};
+use plugfold_abi::points::{Observer, ObserverObject, SequenceEvent, interest};
+use plugfold_abi::{Knob, KnobValue, Knobs, OpError, Slice, Text};
 use plugfold_engine::core::CoreOptions;
 use plugfold_engine::engine::Engine;
 use plugfold_engine::hooks::Hooks;
@@ -156,4 +157,102 @@ fn ranks_with_different_chunks_do_not_start() {
     for told in [lead, follower.join().unwrap()] {
         assert!(told.contains("prefill rows: rank 0 has `64`, rank 1 has `128`"), "{told}");
     }
+}
+
+/// Rows of the prompt pieces that were absorbed, in order.
+#[derive(Clone, Default)]
+struct Chunks(Arc<Mutex<Vec<u32>>>);
+
+impl Observer for Chunks {
+    fn interests(&self) -> Result<u32, OpError> {
+        Ok(interest::SEQUENCE)
+    }
+    fn sequence(&self, _: u32, event: &SequenceEvent<'_>) -> Result<(), OpError> {
+        if let SequenceEvent::Absorbed { tokens, .. } = event {
+            self.0.lock().unwrap().push(*tokens);
+        }
+        Ok(())
+    }
+}
+
+/// An engine of chunks of 96 rows, and the chunks that each rank ran.
+fn watched(ranks: usize) -> (Engine, Vec<Chunks>) {
+    let seen: Vec<Chunks> = (0..ranks).map(|_| Chunks::default()).collect();
+    let engine = engine(&wide(), ranks, |rank| {
+        let mut hooks = hooks(96);
+        hooks.add_object("watch", ObserverObject::new(seen[rank].clone())).unwrap();
+        CoreOptions { hooks: Arc::new(hooks), ..CoreOptions::default() }
+    });
+    (engine, seen)
+}
+
+fn knobs(lookup: bool, min: i64, rows: i64) -> Option<Arc<[KnobValue]>> {
+    Some([KnobValue::Bool(lookup), KnobValue::Int(min), KnobValue::Int(rows)].into())
+}
+
+/// 0090: whatever a request sets, it gets the tokens of serial decoding.
+#[test]
+fn fourteen_sets_of_request_knobs_give_the_serial_tokens() {
+    let sets = [
+        (true, 4, 96),
+        (false, 4, 96),
+        (true, 1, 96),
+        (true, 64, 96),
+        (true, 4, 1),
+        (true, 4, 7),
+        (true, 4, 64),
+        (false, 1, 7),
+        (true, 1, 7),
+        (true, 64, 1),
+        (false, 64, 64),
+        (true, 2, 33),
+        (false, 2, 50),
+        (true, 1, 64),
+    ];
+    let part = ids(6, 60, 480);
+    let prompt = [&part[..], &part[..41]].concat();
+    for ranks in [1, 2] {
+        for sampling in [Sampling::GREEDY, SAMPLED] {
+            let (engine, _) = watched(ranks);
+            let serial = Request { draft: false, ..job(prompt.clone(), sampling, "") };
+            let (want, _) = ask(&engine, serial.clone());
+            let more = [&prompt[..], &want, &part[..5]].concat();
+            let (next, _) = ask(&engine, Request { ids: more.clone(), ..serial.clone() });
+            for (lookup, min, rows) in sets {
+                let what = format!("lookup {lookup}, {min} and {rows} rows on {ranks} ranks");
+                let set = |ids: &[u32], draft| Request {
+                    ids: ids.to_vec(),
+                    draft,
+                    policy: if draft { "auto".into() } else { String::new() },
+                    knobs: knobs(lookup, min, rows),
+                    ..serial.clone()
+                };
+                // Fresh or from what the one before it left, drafted and not: the same.
+                assert_eq!(ask(&engine, set(&prompt, true)).0, want, "{what}");
+                let (told, cached) = ask(&engine, set(&more, true));
+                assert_eq!(told, next, "{what}, resumed");
+                assert!(cached > 0, "{what}: the second turn goes on from the first");
+                assert_eq!(ask(&engine, set(&more, false)).0, next, "{what}, serial");
+            }
+        }
+    }
+}
+
+/// 0090: a request's values are its own: the next has the server's, on every rank, whatever became of the one before.
+#[test]
+fn after_a_request_and_after_one_that_fails_the_values_are_the_servers_again() {
+    let (engine, seen) = watched(2);
+    let chunks = |seed: u64, rows: Option<i64>| {
+        let knobs = rows.and_then(|rows| knobs(true, 4, rows));
+        let asked = Request { knobs, ..job(ids(seed, 200, 480), Sampling::GREEDY, "0") };
+        let done = reply_with_stats(&engine.submit(asked).unwrap());
+        let of = |c: &Chunks| std::mem::take(&mut *c.0.lock().unwrap());
+        (done.is_ok(), seen.iter().map(of).collect::<Vec<_>>())
+    };
+    let own = (true, vec![vec![96, 96, 8]; 2]);
+    assert_eq!(chunks(1, None), own);
+    assert_eq!(chunks(2, Some(50)), (true, vec![vec![50; 4]; 2]));
+    assert_eq!(chunks(3, None), own);
+    assert_eq!(chunks(4, Some(97)), (false, vec![Vec::new(); 2]), "over the buffers");
+    assert_eq!(chunks(5, None), own);
 }

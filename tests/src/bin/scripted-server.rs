@@ -76,7 +76,6 @@ fn main() -> io::Result<()> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         let server = Server::bind("127.0.0.1", port).await?;
         println!("serving a script at http://{}", server.address()?);
-        server.run(app, std::future::pending()).await;
-        Ok(())
+        server.run(app, std::future::pending()).await
     })
 }

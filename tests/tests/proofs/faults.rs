@@ -91,8 +91,8 @@ const NOT_RUN: &[&str] = &["tap"];
 
 /// What a fault of an operation comes to.
 fn of_operation(op: &str) -> Comes {
-    // The other ranks are in the exchange already, or have committed already.
-    if op.starts_with("comm.") || op == "kda.commit" { TheEngine } else { ItsRequest }
+    // The other ranks are in the exchange already.
+    if op.starts_with("comm.") { TheEngine } else { ItsRequest }
 }
 
 /// Every point with the ranks that call it.
@@ -269,5 +269,41 @@ fn a_part_that_does_not_load_is_prefilled_instead() {
         two.fuses[rank].light("part.load", Deed::Error);
         assert_eq!(two.run(&more).unwrap(), fresh);
         assert_eq!(two.fuses[rank].fired(), 1, "the slot's state was resumed");
+    }
+}
+
+/// A commit that fails on one rank ends its sequences on all; what the slot kept before it, and who comes next, are as if
+/// it had never been.
+#[test]
+fn a_commit_that_fails_ends_its_sequences_and_leaves_nothing_behind() {
+    let turn = || {
+        let two = start();
+        let (said, _) = two.run(&victim()).unwrap();
+        (two, Request { ids: [victim().ids, said, vec![7]].concat(), ..victim() })
+    };
+    let (fresh, more) = turn();
+    let want = fresh.run(&more).unwrap();
+    for rank in 0..RANKS {
+        for deed in [Deed::Error, Deed::Panic] {
+            let (two, more) = turn();
+            // A neighbour that shares the window ends with it, or has its whole reply: nothing in between.
+            let neighbour = two.engine.submit(bystander()).unwrap();
+            two.fuses[rank].light("kda.commit", deed);
+            let told = two.run(&more);
+            let beside = reply(&neighbour);
+            let of_it = |told: &Ended| {
+                let Err(EngineError::Failed(message)) = told else { return false };
+                message.starts_with(&format!("rank {rank}: kda.commit of layer")) && message.contains(OWNER)
+            };
+            assert_eq!(two.fuses[rank].fired(), 1, "{deed:?} on rank {rank}");
+            assert!(of_it(&told) || of_it(&beside), "{deed:?} on rank {rank}: {told:?}, {beside:?}");
+            for ended in [&told, &beside] {
+                assert!(ended.is_ok() || of_it(ended), "{deed:?} on rank {rank}: {ended:?}");
+            }
+            assert_eq!(two.engine.stats().fatal, None);
+            // Once more in the same slots, from what was kept: the reply of a fresh engine, and no state of the failed commit.
+            assert_eq!(two.run(&more).unwrap(), want, "{deed:?} on rank {rank}");
+            assert_eq!(two.run(&bystander()).unwrap(), fresh.run(&bystander()).unwrap(), "{deed:?}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 
 mod executor;
 mod faults;
+mod fusions;
 mod grammar;
 mod integers;
 mod layout;

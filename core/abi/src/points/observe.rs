@@ -174,7 +174,8 @@ crate::interface! {
         fn launched(&self, forward: &Launched<'_>) -> () = Ok(());
         /// A forward is over, so many seconds after it began.
         fn forward(&self, forward: &Launched<'_>, seconds: f64) -> () = Ok(());
-        /// A thread has started, told on the thread itself: "round" (the engine's own), "worker" (kernels).
+        /// A thread has started, told on the thread itself: "round" (the engine's own), "worker" (kernels), "http" (the
+        /// server's; of rank 0).
         fn thread(&self, role: Text<'_>) -> () = Ok(());
         /// Rank 0: a request has arrived and waits.
         fn arrived(&self, request: u64, ids: Slice<'_, u32>) -> () = Ok(());

@@ -1,4 +1,8 @@
 //! Where buffers lie in the arena: buffers whose uses are ordered share memory.
+//!
+//! Steps that a fusion runs together count as one: it may read any of their inputs after it has written any of their outputs.
+
+use std::ops::Range;
 
 use plugfold_abi::{Base, Program};
 
@@ -30,12 +34,18 @@ fn bytes(program: &Program, buffer: usize) -> usize {
     (rows * b.cols as usize * b.dtype.size()).next_multiple_of(ALIGN)
 }
 
-/// Steps that touch each buffer.
-fn uses(program: &Program) -> Vec<Vec<usize>> {
+/// Steps that touch each buffer; of steps that run together, the first and the last.
+fn uses(program: &Program, together: &[Range<usize>]) -> Vec<Vec<usize>> {
     let mut uses = vec![Vec::new(); program.buffers.len()];
     for (i, step) in program.steps.iter().enumerate() {
+        let unit = together.iter().find(|unit| unit.contains(&i));
+        let (first, last) = unit.map_or((i, i), |unit| (unit.start, unit.end - 1));
         for o in step.inputs.iter().chain(&step.outputs) {
-            uses[o.buffer as usize].push(i);
+            let uses = &mut uses[o.buffer as usize];
+            uses.push(first);
+            if last > first {
+                uses.push(last);
+            }
         }
     }
     uses
@@ -47,13 +57,13 @@ fn apart(order: &Order, a: &[usize], b: &[usize]) -> bool {
     all_before(a, b) || all_before(b, a)
 }
 
-/// Places the buffers, first fit in order of first use.
+/// Places the buffers, first fit in order of first use. `together`: steps that fusions run in one go.
 ///
 /// # Errors
 /// When the program's waits are wrong (see [`super::check`]).
-pub fn place(program: &Program) -> Result<Placement, ProgramError> {
+pub fn place(program: &Program, together: &[Range<usize>]) -> Result<Placement, ProgramError> {
     let order = Order::of(program)?;
-    let uses = uses(program);
+    let uses = uses(program, together);
     let sizes: Vec<usize> = (0..program.buffers.len()).map(|b| bytes(program, b)).collect();
     let pinned = |b: usize| program.buffers[b].output || program.buffers[b].input;
     let mut offsets = vec![0; sizes.len()];
@@ -85,9 +95,13 @@ pub fn place(program: &Program) -> Result<Placement, ProgramError> {
 ///
 /// # Errors
 /// The first such pair.
-pub fn check_placement(program: &Program, placement: &Placement) -> Result<(), ProgramError> {
+pub fn check_placement(
+    program: &Program,
+    placement: &Placement,
+    together: &[Range<usize>],
+) -> Result<(), ProgramError> {
     let order = Order::of(program)?;
-    let uses = uses(program);
+    let uses = uses(program, together);
     for b in 0..program.buffers.len() {
         for a in 0..b {
             let (sa, sb) = (placement.offsets[a], placement.offsets[b]);

@@ -6,6 +6,7 @@ mod fuse;
 mod tests;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use plugfold_abi::points::Observer;
@@ -409,7 +410,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Runs the passes over a program, checks it, places its buffers and finds the providers of its steps.
+    /// Runs the passes over a program, checks it, finds the providers of its steps and places its buffers.
     ///
     /// # Errors
     /// An unsound program, a step that nobody runs, a weight or cache family that is missing.
@@ -423,8 +424,6 @@ impl Registry {
         let unsound = |source| ResolveError::Program { kind: kind.clone(), source };
         check(&program).map_err(unsound)?;
         self.rewrite(&mut program)?;
-        let placement = place(&program).map_err(unsound)?;
-        check_placement(&program, &placement).map_err(unsound)?;
         let mut steps = Vec::with_capacity(program.steps.len());
         for step in &program.steps {
             let parts = Self::parts(&program, step, weights, caches)?;
@@ -454,6 +453,13 @@ impl Registry {
             });
         }
         self.fuse(&program, &mut steps, weights, caches)?;
+        let together: Vec<Range<usize>> = steps
+            .iter()
+            .enumerate()
+            .filter_map(|(i, s)| if let Fused::First(_, n) = s.fused { Some(i..i + n) } else { None })
+            .collect();
+        let placement = place(&program, &together).map_err(unsound)?;
+        check_placement(&program, &placement, &together).map_err(unsound)?;
         let head = program.steps.iter().rposition(|s| s.op.as_str() == "head");
         let late = head.map_or(program.steps.len(), |at| at + 1);
         let named = |name: &str| program.buffers.iter().position(|b| b.output && b.name.as_str() == name);

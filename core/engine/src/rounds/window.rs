@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::drafting::{Candidate, Drafts};
 use super::steps::Drawn;
 use super::{End, FEW, Outcome, RoundError, Rounds};
-use crate::core::{Core, Forward, SeqRows, Want};
+use crate::core::{CommitError, Core, Forward, SeqRows, Want};
 use crate::exchange::{ExchangeError, Exchanged, exchange};
 use crate::logprobs::{Ask, logprobs};
 use crate::plan::Admission;
@@ -213,8 +213,18 @@ impl Rounds {
         tell(core, &forward, &mut taken)?;
         let hidden = self.hidden(core, &forward, drafts.contains(&true));
         let keeps: SmallVec<[usize; FEW]> = taken.iter().map(|t| t.keep).collect();
-        core.commit(&forward, &keeps)?;
+        let kept = core.commit(&forward, &keeps);
         core.recycle(forward);
+        match kept {
+            // The other ranks may have kept theirs. Windows are cut only where drafters are, so all agree below, on every rank
+            // before anything else is exchanged: the sequences of this commit end alike.
+            Err(CommitError::Run(failure)) if !failure.exchange => {
+                for lane in lanes {
+                    self.note(lane.slot, Err::<(), _>(&failure));
+                }
+            }
+            other => other?,
+        }
         self.committed(core, world, lanes, &starts, &keeps, &drafts, &hidden)?;
         // Before anything else is exchanged: a rank whose drafter failed waits here for the others.
         let failed = self.agree(core, world, "a window")?;

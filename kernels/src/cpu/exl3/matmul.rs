@@ -95,7 +95,7 @@ pub(super) fn run(jobs: &[Job<'_>], path: Path, mut write: impl FnMut(usize, usi
             tasks.push(Task { job, first, count: per_task.min(end - first), result: Vec::new() });
         }
     }
-    par::each(tasks.iter_mut().collect(), work, |_, task: &mut Task| {
+    par::each(tasks.iter_mut(), work, |_, task: &mut Task| {
         let Job { layer, rotated, .. } = jobs[task.job];
         let mut result = vec![0.0; rotated.rows() * task.count * BLOCK];
         multiply_blocks(layer, rotated, task.first, task.count, path, |row, block, columns| {

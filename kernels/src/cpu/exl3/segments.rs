@@ -519,7 +519,7 @@ fn trellises(
     let channels: usize = waiting.iter().map(|(_, s, _)| s.k as usize).sum();
     // A rotation is seven steps of additions.
     let work = 8 * channels * x.rows();
-    crate::cpu::par::each(rotated.iter_mut().collect(), work, |_, (i, rotated)| *rotated = Some(rotate(*i)));
+    crate::cpu::par::each(rotated.iter_mut(), work, |_, (i, rotated)| *rotated = Some(rotate(*i)));
     let rotated: Vec<Rotated> = rotated.into_iter().filter_map(|(_, rotated)| rotated).collect();
     let jobs: Vec<Job<'_>> = waiting
         .iter()

@@ -5,6 +5,7 @@ use super::norm::rms_in_place_inline;
 use super::num::{dot_inline, exp, sigmoid};
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch;
 use crate::cpu::simd::kernel;
 
 /// Most streams.
@@ -160,14 +161,8 @@ pub fn finish(
         [dots.rows(), h.rows(), post.rows(), comb.rows()].iter().all(|r| *r == rows),
         "hc finish: rows of the operands"
     );
-    let pieces: Vec<_> = h
-        .row_pieces(4)
-        .into_iter()
-        .zip(post.row_pieces(4))
-        .zip(comb.row_pieces(4))
-        .map(|((h, post), comb)| (h, post, comb))
-        .collect();
-    par::each(pieces, 2 * rows * x.cols() + 4000 * rows, |i, (h, post, comb)| {
+    let pieces = h.row_pieces(4).zip(post.row_pieces(4)).zip(comb.row_pieces(4));
+    par::each(pieces, 2 * rows * x.cols() + 4000 * rows, |i, ((h, post), comb)| {
         let count = h.rows();
         finish_rows(dots.range(4 * i, count), x.range(4 * i, count), mix, h, post, comb);
     });
@@ -178,7 +173,7 @@ kernel! {
         let mut out = out;
         let n = post.cols();
         let width = x.cols() / n;
-        let mut y = vec![0.0f32; width];
+        let mut y = scratch::zeros::<f32>(width);
         for r in 0..x.rows() {
             let (x, post, comb, out) = (x.row(r), post.row(r), comb.row(r), out.row_mut(r));
             let parts = parts.row(r);
@@ -190,7 +185,7 @@ kernel! {
             }
             for (j, out) in out.chunks_exact_mut(width).enumerate() {
                 let p = post[j];
-                for (o, y) in out.iter_mut().zip(&y) {
+                for (o, y) in out.iter_mut().zip(y.iter()) {
                     *o = p * y;
                 }
                 for i in 0..n {

@@ -6,6 +6,7 @@ use super::num::exp;
 use super::sample::ordered;
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch::{self, Scratch};
 use crate::cpu::simd::kernel;
 
 /// Sizes of an indexer.
@@ -46,8 +47,9 @@ kernel! {
     fn pool[][](tokens: Rows<'a>, ape: &'a [f32], out: &'a mut [f32]) -> () {
         let width = out.len();
         let count = tokens.rows();
-        let mut share = vec![0.0f32; count * width];
-        let mut top = vec![f32::NEG_INFINITY; width];
+        let mut share = scratch::zeros::<f32>(count * width);
+        let mut top = scratch::zeros::<f32>(width);
+        top.fill(f32::NEG_INFINITY);
         for j in 0..count {
             let gate = &tokens.row(j)[width..];
             let row = &mut share[j * width..(j + 1) * width];
@@ -56,9 +58,9 @@ kernel! {
                 *t = if *s > *t { *s } else { *t };
             }
         }
-        let mut total = vec![0.0f32; width];
+        let mut total = scratch::zeros::<f32>(width);
         for row in share.chunks_exact_mut(width) {
-            for ((s, t), sum) in row.iter_mut().zip(&top).zip(total.iter_mut()) {
+            for ((s, t), sum) in row.iter_mut().zip(top.iter()).zip(total.iter_mut()) {
                 *s = exp(*s - t);
                 *sum += *s;
             }
@@ -66,7 +68,7 @@ kernel! {
         out.fill(0.0);
         for (j, row) in share.chunks_exact(width).enumerate() {
             let key = tokens.row(j);
-            for (((o, s), t), k) in out.iter_mut().zip(row).zip(&total).zip(key) {
+            for (((o, s), t), k) in out.iter_mut().zip(row).zip(total.iter()).zip(key) {
                 *o = (s / t).mul_add(*k, *o);
             }
         }
@@ -90,15 +92,15 @@ const CHUNK: usize = 1024;
 
 /// A query row, its heads side by side: panels `[ceil(HI/16)][dI][16]` and the weights of the heads, padded with zeros.
 struct Query {
-    panels: Vec<[f32; PANEL]>,
-    weights: Vec<[f32; PANEL]>,
+    panels: Scratch<[f32; PANEL]>,
+    weights: Scratch<[f32; PANEL]>,
 }
 
 impl Query {
     fn new(shape: Shape, q: &[f32], w: &[f32]) -> Self {
         let count = shape.heads.div_ceil(PANEL);
-        let mut panels = vec![[0.0; PANEL]; count * shape.width];
-        let mut weights = vec![[0.0; PANEL]; count];
+        let mut panels = scratch::zeros::<[f32; PANEL]>(count * shape.width);
+        let mut weights = scratch::zeros::<[f32; PANEL]>(count);
         let root = 1.0 / (shape.heads as f32).sqrt();
         for (h, q) in q.chunks_exact(shape.width).enumerate() {
             weights[h / PANEL][h % PANEL] = w[h] * root;
@@ -115,7 +117,7 @@ fn score_tile<const R: usize>(pools: [&[f32]; R], query: &Query, scale: f32) -> 
     let width = pools[0].len();
     let pools: [&[f32]; R] = std::array::from_fn(|r| &pools[r][..width]);
     let mut lanes = [[0.0f32; PANEL]; R];
-    for (panel, weights) in query.panels.chunks_exact(width).zip(&query.weights) {
+    for (panel, weights) in query.panels.chunks_exact(width).zip(query.weights.iter()) {
         let mut acc = [[0.0f32; PANEL]; R];
         for d in 0..width {
             for r in 0..R {
@@ -173,7 +175,7 @@ pub fn scores(shape: Shape, q: &[f32], w: &[f32], pools: Rows<'_>, out: &mut [f3
     let query = Query::new(shape, q, w);
     let scale = 1.0 / (shape.width as f32).sqrt();
     let work = out.len() * q.len();
-    par::each(out.chunks_mut(CHUNK).collect(), work, |i, out: &mut [f32]| {
+    par::each(out.chunks_mut(CHUNK), work, |i, out: &mut [f32]| {
         score_pools(&query, pools.range(i * CHUNK, out.len()), scale, out);
     });
 }
@@ -218,7 +220,7 @@ pub fn select(
     if full <= budget {
         (0..visible).for_each(&mut push);
     } else {
-        let mut values = vec![0.0f32; full];
+        let mut values = scratch::zeros::<f32>(full);
         scores(shape, q, w, pools.range(0, full), &mut values);
         for pool in best_pools(&values, budget) {
             (0..shape.pool).for_each(|j| push(pool as usize * shape.pool + j));

@@ -9,6 +9,7 @@ use super::norm::rms_in_place_inline;
 use super::num::{dot_inline, exp, sigmoid, silu, softplus};
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch::{self, Scratch};
 use crate::cpu::simd::kernel;
 
 /// Value channels of a block of the state.
@@ -106,13 +107,13 @@ impl<'a> Inputs<'a> {
 
 /// What the recurrence of one head eats, for up to [`CHUNK`] rows of K each.
 struct Prepared {
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    decay: Vec<f32>,
-    beta: Vec<f32>,
+    q: Scratch<f32>,
+    k: Scratch<f32>,
+    v: Scratch<f32>,
+    decay: Scratch<f32>,
+    beta: Scratch<f32>,
     /// The recurrence's outputs.
-    out: Vec<f32>,
+    out: Scratch<f32>,
 }
 
 /// Where a head's part of the replay records goes.
@@ -160,7 +161,7 @@ kernel! {
     ) -> () {
         let (width, channels) = (shape.width, shape.channels());
         let len = count * width;
-        let mut taps = vec![0.0f32; shape.taps * width];
+        let mut taps = scratch::zeros::<f32>(shape.taps * width);
         for (group, out) in [&mut p.q[..len], &mut p.k[..len], &mut p.v[..len]].into_iter().enumerate() {
             let column = group * channels + head * width;
             // Taps are stored channel by channel; here tap by tap.
@@ -381,41 +382,30 @@ pub fn mix(
         "kda mix: weights"
     );
     let history = Rows::new(window, shape.qkv_len());
-    let heads: Vec<Option<Replay<'_>>> = match replay {
-        Some(records) => {
-            assert_eq!(
-                (records.rows(), records.cols()),
-                (rows, shape.replay_len()),
-                "kda mix: replay records"
-            );
-            let (mut raw, rest) = records.split_columns_at(shape.qkv_len());
-            for r in 0..rows {
-                raw.row_mut(r).copy_from_slice(x.qkv.row(r));
-            }
-            let (k, rest) = rest.split_columns_at(channels);
-            let (v, rest) = rest.split_columns_at(channels);
-            let (decay, beta) = rest.split_columns_at(channels);
-            let heads = k.column_pieces(width).into_iter().zip(v.column_pieces(width));
-            let heads = heads.zip(decay.column_pieces(width)).zip(beta.column_pieces(1));
-            heads.map(|(((k, v), decay), beta)| Some(Replay { k, v, decay, beta })).collect()
+    let mut records = replay.map(|records| {
+        assert_eq!((records.rows(), records.cols()), (rows, shape.replay_len()), "kda mix: replay records");
+        let (mut raw, rest) = records.split_columns_at(shape.qkv_len());
+        for r in 0..rows {
+            raw.row_mut(r).copy_from_slice(x.qkv.row(r));
         }
-        None => (0..shape.heads).map(|_| None).collect(),
-    };
-    let items: Vec<_> = next_state
-        .chunks_exact_mut((width * width).max(1))
-        .zip(out.column_pieces(width))
-        .zip(heads)
-        .map(|((state, out), replay)| (state, out, replay))
-        .collect();
+        let (k, rest) = rest.split_columns_at(channels);
+        let (v, rest) = rest.split_columns_at(channels);
+        let (decay, beta) = rest.split_columns_at(channels);
+        let heads = k.column_pieces(width).zip(v.column_pieces(width));
+        let heads = heads.zip(decay.column_pieces(width)).zip(beta.column_pieces(1));
+        heads.map(|(((k, v), decay), beta)| Replay { k, v, decay, beta })
+    });
+    let heads = next_state.chunks_exact_mut((width * width).max(1)).zip(out.column_pieces(width));
+    let items = heads.map(|(state, out)| (state, out, records.as_mut().and_then(Iterator::next)));
     par::each(items, (4 * rows + 2) * shape.state_len(), |head, (next, mut out, mut replay)| {
         let len = CHUNK.min(rows) * width;
-        let new = || vec![0.0f32; len];
+        let new = || scratch::zeros::<f32>(len);
         let mut p = Prepared {
             q: new(),
             k: new(),
             v: new(),
             decay: new(),
-            beta: vec![0.0; CHUNK.min(rows)],
+            beta: scratch::zeros(CHUNK.min(rows)),
             out: new(),
         };
         next.copy_from_slice(&state[head * width * width..][..width * width]);
@@ -466,7 +456,7 @@ pub fn replay(
     assert_eq!(records.cols(), shape.replay_len(), "kda replay: records");
     assert_eq!([window.len(), next_window.len()], [shape.window_len(); 2], "kda replay: window");
     assert_eq!([state.len(), next_state.len()], [shape.state_len(); 2], "kda replay: state");
-    let items = next_state.chunks_exact_mut((width * width).max(1)).collect();
+    let items = next_state.chunks_exact_mut((width * width).max(1));
     par::each(items, (3 * rows + 2) * shape.state_len(), |head, next: &mut [f32]| {
         next.copy_from_slice(&state[head * width * width..][..width * width]);
         let part = |group: usize| records.columns((3 + group) * channels + head * width, width);

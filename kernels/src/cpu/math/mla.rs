@@ -1,8 +1,11 @@
 //! Latent attention in its per-head form: latents are expanded once to keys and values per head, then plain attention.
 
+use smallvec::SmallVec;
+
 use super::num::{dot_inline, exp, max_inline, sum_inline};
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch;
 use crate::cpu::simd::kernel;
 
 /// Sizes of a layer (of one rank). A cache row is, head by head, `key` channels of the key then `value` of the value.
@@ -115,9 +118,10 @@ kernel! {
     ) -> () {
         let (step, gap, rows, n) = (shape.step, shape.gap, seen.len(), keys.len());
         let heads = shape.heads;
-        let mut scores = vec![[0.0f32; TILE]; heads * rows];
-        let mut tops = vec![f32::NEG_INFINITY; heads * rows];
-        let mut sums = vec![0.0f32; heads * rows];
+        let mut scores = scratch::zeros::<[f32; TILE]>(heads * rows);
+        let mut tops = scratch::zeros::<f32>(heads * rows);
+        tops.fill(f32::NEG_INFINITY);
+        let mut sums = scratch::zeros::<f32>(heads * rows);
         out.fill(0.0);
         let mut first = 0;
         while first < n {
@@ -187,7 +191,7 @@ kernel! {
             }
             first += count;
         }
-        for (out, sum) in out.chunks_exact_mut(shape.value).zip(&sums) {
+        for (out, sum) in out.chunks_exact_mut(shape.value).zip(sums.iter()) {
             let inverse = 1.0 / sum;
             for o in out.iter_mut() {
                 *o *= inverse;
@@ -196,6 +200,9 @@ kernel! {
     }
 }
 
+/// Blocks of a call of a decode step, and half its tasks.
+const FEW: usize = 8;
+
 /// Rows `first .. first + rows` of a call share their keys: those of the last of them.
 struct Block {
     first: usize,
@@ -203,8 +210,8 @@ struct Block {
 }
 
 /// Rows that can share a pass: each sees the first so many positions; a row with a list is alone.
-fn blocks<'k>(rows: usize, keys: &impl Fn(usize) -> Keys<'k>) -> Vec<Block> {
-    let mut blocks: Vec<Block> = Vec::new();
+fn blocks<'k>(rows: usize, keys: &impl Fn(usize) -> Keys<'k>) -> SmallVec<[Block; FEW]> {
+    let mut blocks: SmallVec<[Block; FEW]> = SmallVec::new();
     let mut open = false;
     for r in 0..rows {
         let shared = matches!(keys(r), Keys::Below(_));
@@ -279,7 +286,7 @@ fn attention_in<'k>(
         work += keys.len() * shape.heads * (shape.key + shape.value);
     }
     let blocks = blocks(q.rows(), &keys);
-    let mut tasks = Vec::new();
+    let mut tasks: SmallVec<[_; 2 * FEW]> = SmallVec::new();
     let mut rest = out;
     for block in &blocks {
         let (out, after) = rest.split_rows_at(block.rows);
@@ -287,26 +294,27 @@ fn attention_in<'k>(
         // Several heads a task, as long as every thread has some and the block's queries stay in the cache.
         let most = if block.rows == 1 { 8 } else { 2 };
         let group = (shape.heads * blocks.len() / (4 * par::threads())).clamp(1, most);
-        for (i, out) in out.column_pieces(group * shape.value).into_iter().enumerate() {
+        for (i, out) in out.column_pieces(group * shape.value).enumerate() {
             tasks.push((block, i * group, out));
         }
     }
     par::each(tasks, work, |_, (block, head, mut out)| {
-        let seen: Vec<usize> = (0..block.rows).map(|r| keys(block.first + r).len()).collect();
+        let seen: SmallVec<[usize; ROWS]> = (0..block.rows).map(|r| keys(block.first + r).len()).collect();
         let longest = seen.iter().copied().max().unwrap_or(0);
         let shared = match keys(block.first) {
             Keys::Below(_) => Keys::Below(longest),
             listed @ Keys::Listed(_) => listed,
         };
         let heads = out.cols() / shape.value;
-        let mut packed = Vec::with_capacity(heads * block.rows * shape.key);
+        let mut packed = scratch::zeros::<f32>(heads * block.rows * shape.key);
+        let mut queries = packed.chunks_exact_mut(shape.key);
         for h in head..head + heads {
-            for r in block.first..block.first + block.rows {
-                packed.extend_from_slice(&q.row(r)[h * shape.key..(h + 1) * shape.key]);
+            for (r, query) in (block.first..block.first + block.rows).zip(&mut queries) {
+                query.copy_from_slice(&q.row(r)[h * shape.key..(h + 1) * shape.key]);
             }
         }
         let kv = if shape.step > 0 { kv.columns(head * shape.step, heads * shape.step) } else { kv };
-        let mut sums = vec![0.0f32; heads * block.rows * shape.value];
+        let mut sums = scratch::zeros::<f32>(heads * block.rows * shape.value);
         attend(&packed, kv, Layout { heads, ..shape }, shared, &seen, scale, &mut sums);
         for (at, sums) in sums.chunks_exact(shape.value).enumerate() {
             let (h, r) = (at / block.rows, at % block.rows);

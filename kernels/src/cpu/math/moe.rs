@@ -5,6 +5,7 @@ use super::num::sigmoid;
 use super::sample::ordered;
 use crate::cpu::par;
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch;
 use crate::cpu::simd::kernel;
 
 /// How experts are chosen and weighed.
@@ -52,28 +53,38 @@ pub fn pick(logits: Rows<'_>, router: Router<'_>, mut ids: RowsMut<'_, i32>, mut
     let size = experts / router.groups;
     let kept = router.kept_groups.min(router.groups);
     assert!(router.experts <= kept * size, "router: {} experts of {}", router.experts, kept * size);
-    let (mut score, mut biased) = (vec![0.0; experts], vec![0.0; experts]);
+    let (mut score, mut biased) = (scratch::zeros::<f32>(experts), scratch::zeros::<f32>(experts));
+    let mut all = scratch::zeros::<u32>(experts);
     for r in 0..logits.rows() {
         score_row(logits.row(r), router.bias, &mut score, &mut biased);
-        let mut order: Vec<u32> = (0..experts as u32).collect();
+        let mut count = experts;
         if kept < router.groups {
-            let groups = biased.chunks_exact(size).map(two_largest).collect::<Vec<_>>();
-            let mut best: Vec<u32> = (0..router.groups as u32).collect();
+            let mut groups = scratch::zeros::<f32>(router.groups);
+            groups.iter_mut().zip(biased.chunks_exact(size)).for_each(|(g, values)| *g = two_largest(values));
+            let mut best = scratch::zeros::<u32>(router.groups);
+            best.iter_mut().zip(0..).for_each(|(b, group)| *b = group);
             best.sort_unstable_by(|a, b| falling(&groups, *a, *b));
-            best.truncate(kept);
-            order.retain(|e| best.contains(&(*e / size as u32)));
+            let best = &best[..kept];
+            count = 0;
+            for e in (0..experts as u32).filter(|e| best.contains(&(*e / size as u32))) {
+                all[count] = e;
+                count += 1;
+            }
+        } else {
+            all.iter_mut().zip(0..).for_each(|(a, e)| *a = e);
         }
-        if router.experts < order.len() {
+        let mut order = &mut all[..count];
+        if router.experts < count {
             order.select_nth_unstable_by(router.experts, |a, b| falling(&biased, *a, *b));
-            order.truncate(router.experts);
+            order = &mut order[..router.experts];
         }
         order.sort_unstable_by(|a, b| falling(&biased, *a, *b));
         let mut total = 0.0;
-        for e in &order {
+        for e in &*order {
             total += score[*e as usize];
         }
         let divisor = if router.normalized { total + 1e-20 } else { 1.0 };
-        for ((id, weight), e) in ids.row_mut(r).iter_mut().zip(weights.row_mut(r)).zip(&order) {
+        for ((id, weight), e) in ids.row_mut(r).iter_mut().zip(weights.row_mut(r)).zip(&*order) {
             *id = *e as i32;
             *weight = score[*e as usize] / divisor * router.scale;
         }
@@ -110,7 +121,8 @@ pub fn group(ids: Rows<'_, i32>, order: &mut [i32], starts: &mut [i32]) {
     for e in 1..starts.len() {
         starts[e] += starts[e - 1];
     }
-    let mut next = starts.to_vec();
+    let mut next = scratch::zeros::<i32>(starts.len());
+    next.copy_from_slice(starts);
     for r in 0..ids.rows() {
         for (slot, id) in ids.row(r).iter().enumerate() {
             let at = &mut next[*id as usize];

@@ -1,5 +1,7 @@
 //! Helpers of sampling that look at a whole row of logits.
 
+use smallvec::{SmallVec, smallvec};
+
 /// A 32-bit key that orders like the number; 0 and -0 are equal, NaN is below everything.
 #[inline]
 pub(crate) fn ordered(value: f32) -> u32 {
@@ -12,10 +14,10 @@ pub(crate) fn ordered(value: f32) -> u32 {
 }
 
 /// The `count` largest (or all) of `values` as (value, index), falling; equal values by rising index. NaN comes last.
-pub fn top_candidates(values: &[f32], count: usize) -> Vec<(f32, u32)> {
+pub fn top_candidates(values: &[f32], count: usize) -> SmallVec<[(f32, u32); 1]> {
     let count = count.min(values.len());
     if count == 0 {
-        return Vec::new();
+        return SmallVec::new();
     }
     if count == 1 {
         let mut best = 0;
@@ -25,7 +27,7 @@ pub fn top_candidates(values: &[f32], count: usize) -> Vec<(f32, u32)> {
                 best = i;
             }
         }
-        return vec![(values[best], best as u32)];
+        return smallvec![(values[best], best as u32)];
     }
     let mut keys: Vec<u64> =
         values.iter().enumerate().map(|(i, v)| u64::from(!ordered(*v)) << 32 | i as u64).collect();
@@ -60,7 +62,7 @@ mod tests {
             let mut want: Vec<(f32, u32)> = v.iter().enumerate().map(|(i, v)| (*v, i as u32)).collect();
             want.sort_by(|a, b| b.0.total_cmp(&a.0));
             want.truncate(count);
-            prop_assert_eq!(top_candidates(&v, count), want);
+            prop_assert_eq!(top_candidates(&v, count).to_vec(), want);
         }
     }
 }

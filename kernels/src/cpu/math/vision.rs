@@ -232,7 +232,7 @@ impl Tower<'_> {
         layer(Rows::new(&z, width), self.merger_norm, self.merger_norm_bias, MERGER_EPS, view);
         z = centered;
         let work = z.len() * 64;
-        par::each(z.chunks_mut(4096).collect(), work, |_, part: &mut [f32]| gelu_in_place(part));
+        par::each(z.chunks_mut(4096), work, |_, part: &mut [f32]| gelu_in_place(part));
         let hidden = Linear { weight: self.merger_gate_up, bias: None }.run(&z);
         let hidden = activated(&hidden, self.merger_down.k(), self.shape.clamp);
         Ok(Linear { weight: self.merger_down, bias: None }.run(&hidden))
@@ -297,7 +297,7 @@ impl Tower<'_> {
             .zip(angles)
             .flat_map(|(g, a)| (0..g.frames * g.frame()).map(move |p| (a, p % g.frame())))
             .collect();
-        let items = q.chunks_exact_mut(width).zip(kv.chunks_exact_mut(2 * width)).collect();
+        let items = q.chunks_exact_mut(width).zip(kv.chunks_exact_mut(2 * width));
         par::each(items, qkv.len() * 8, |r, (q, kv): (&mut [f32], &mut [f32])| {
             let (angles, patch) = turns[r];
             let half = dim / 2;

@@ -1,10 +1,12 @@
 //! Latent attention in per-head form: `mla.write`, `mla.dense`, `mla.sparse`.
 
 use plugfold_abi::{Addressing, Call, OpError};
+use smallvec::SmallVec;
 
-use super::operands::{Cache, Operands, Sequence};
+use super::operands::{Cache, FEW, Operands, Sequences};
 use crate::cpu::math::mla::{Keys, Shape, attention};
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch;
 
 /// From this many rows on a sequence's latents are expanded straight into its cache rows; the latents of shorter ones
 /// are expanded together, so that the weight is read once for all of them.
@@ -52,16 +54,18 @@ fn write_by(
 ) -> Result<(), OpError> {
     let Layer { shape, rank, cache } = layer(o)?;
     let latent = o.input::<f32>(0, "latent", o.rows(), rank)?;
-    let (alone, together): (Vec<Sequence>, Vec<Sequence>) =
+    let (alone, together): (Sequences, Sequences) =
         o.sequences()?.into_iter().partition(|s| s.rows.len() >= ALONE);
     for s in alone {
         // SAFETY: the rows of this call's sequences are this call's alone.
         let out = unsafe { cache.write(s.at, s.start, s.rows.len())? };
         multiply(latent.range(s.rows.start, s.rows.len()), out)?;
     }
-    let rows: Vec<usize> = together.iter().flat_map(|s| s.rows.clone()).collect();
-    let gathered: Vec<f32> = rows.iter().flat_map(|r| latent.row(*r)).copied().collect();
-    let mut expanded = vec![0.0; rows.len() * shape.row_len()];
+    let rows = together.iter().map(|s| s.rows.len()).sum::<usize>();
+    let mut gathered = scratch::zeros::<f32>(rows * rank);
+    let all = together.iter().flat_map(|s| s.rows.clone());
+    gathered.chunks_exact_mut(rank).zip(all).for_each(|(to, r)| to.copy_from_slice(latent.row(r)));
+    let mut expanded = scratch::zeros::<f32>(rows * shape.row_len());
     multiply(Rows::new(&gathered, rank), RowsMut::new(&mut expanded, shape.row_len()))?;
     let mut src = expanded.chunks_exact(shape.row_len());
     for s in together {
@@ -94,7 +98,7 @@ fn attend<'c>(
             .clone()
             .enumerate()
             .map(|(i, row)| keys(row, s.start + i))
-            .collect::<Result<Vec<_>, _>>()?;
+            .collect::<Result<SmallVec<[_; FEW]>, _>>()?;
         attention(q.range(s.rows.start, s.rows.len()), kv, shape, |r| keys[r], o.param(0), out);
     }
     Ok(())

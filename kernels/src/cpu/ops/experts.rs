@@ -6,6 +6,7 @@ use super::operands::Operands;
 use crate::cpu::math::moe::Tiles;
 use crate::cpu::math::{act::swiglu, dense::matmul, moe};
 use crate::cpu::rows::{Rows, RowsMut};
+use crate::cpu::scratch::{self, Scratch};
 
 pub(super) fn logits(o: &Operands<'_>) -> Result<(), OpError> {
     let (e, d) = (o.size(0, "E")?, o.size(1, "D")?);
@@ -44,7 +45,7 @@ pub(super) fn group(o: &Operands<'_>) -> Result<(), OpError> {
     }
     let mut order = o.output::<i32>(0, "order", o.rows() * k, 1)?;
     let mut starts = o.output::<i32>(1, "starts", e + 1, 1)?;
-    let (mut pairs, mut firsts) = (vec![0; o.rows() * k], vec![0; e + 1]);
+    let (mut pairs, mut firsts) = (scratch::zeros::<i32>(o.rows() * k), scratch::zeros::<i32>(e + 1));
     moe::group(ids, &mut pairs, &mut firsts);
     store(&pairs, &mut order);
     store(&firsts, &mut starts);
@@ -57,12 +58,14 @@ fn store(values: &[i32], out: &mut RowsMut<'_, i32>) {
     }
 }
 
-fn column(rows: Rows<'_, i32>) -> Vec<i32> {
-    (0..rows.rows()).map(|r| rows.row(r)[0]).collect()
+fn column(rows: Rows<'_, i32>) -> Scratch<i32> {
+    let mut values = scratch::zeros(rows.rows());
+    values.iter_mut().enumerate().for_each(|(r, value)| *value = rows.row(r)[0]);
+    values
 }
 
 /// Lists of pairs by expert, as `moe.group` makes them: (order, starts).
-fn lists(o: &Operands<'_>, experts: usize, pairs: usize) -> Result<(Vec<i32>, Vec<i32>), OpError> {
+fn lists(o: &Operands<'_>, experts: usize, pairs: usize) -> Result<(Scratch<i32>, Scratch<i32>), OpError> {
     let order = column(o.input::<i32>(1, "order", pairs, 1)?);
     let starts = column(o.input::<i32>(2, "starts", experts + 1, 1)?);
     if let Some(pair) = order.iter().find(|p| !(0..pairs as i32).contains(*p)) {

@@ -1,8 +1,9 @@
 //! The sparse indexer: `idx.write`, `idx.select`.
 
 use plugfold_abi::{Addressing, OpError};
+use smallvec::{SmallVec, smallvec};
 
-use super::operands::Operands;
+use super::operands::{FEW, Operands};
 use crate::cpu::math::indexer::{self, Shape};
 use crate::cpu::par;
 use crate::cpu::rows::Rows;
@@ -56,7 +57,7 @@ pub(super) fn select(o: &Operands<'_>) -> Result<(), OpError> {
     let cache = o.cache(0, "idx.pool", shape.width, Addressing::Linear)?;
     let lists = o.output::<i32>(0, "lists", o.rows(), longest)?;
     let counts = o.output::<i32>(1, "counts", o.rows(), 1)?;
-    let mut rows: Vec<Option<(usize, Rows<'_>)>> = vec![None; o.rows()];
+    let mut rows: SmallVec<[Option<(usize, Rows<'_>)>; FEW]> = smallvec![None; o.rows()];
     let mut work = 0;
     for s in o.sequences()? {
         for (i, row) in s.rows.clone().enumerate() {
@@ -67,7 +68,7 @@ pub(super) fn select(o: &Operands<'_>) -> Result<(), OpError> {
             rows[row] = Some((position, pools));
         }
     }
-    let items: Vec<_> = lists.row_pieces(1).into_iter().zip(counts.row_pieces(1)).collect();
+    let items = lists.row_pieces(1).zip(counts.row_pieces(1));
     par::each(items, work, |r, (mut list, mut count)| {
         if let Some((position, pools)) = rows[r] {
             let found = indexer::select(shape, position, q.row(r), w.row(r), pools, list.row_mut(0));

@@ -7,6 +7,8 @@ use plugfold_abi::{
     Addressing, CacheView, Call, DType, OpError, RoundTable, SlotState, View, Weight, formats,
 };
 
+use smallvec::SmallVec;
+
 use super::weights::{Matrix, Stack, Table};
 use crate::cpu::exl3::{EmbeddingView, Segments};
 use crate::cpu::math::dense::{Elements, PackedMatrix, packed_len};
@@ -60,6 +62,12 @@ pub struct Sequence {
     /// Where its records lie: slot and committed parity.
     pub at: SlotState,
 }
+
+/// Rows or sequences of a call for which nothing is allocated.
+pub(super) const FEW: usize = 8;
+
+/// The sequences of one call.
+pub type Sequences = SmallVec<[Sequence; FEW]>;
 
 /// The operands of one call.
 pub struct Operands<'c> {
@@ -396,9 +404,9 @@ impl<'c> Operands<'c> {
     ///
     /// # Errors
     /// A round table whose sequences lie outside of it.
-    pub fn sequences(&self) -> Result<Vec<Sequence>, OpError> {
+    pub fn sequences(&self) -> Result<Sequences, OpError> {
         let round = self.round();
-        let mut found = Vec::new();
+        let mut found = Sequences::new();
         for index in self.call.seqs.within(round.seqs()) {
             let (first, count) = (round.seq_first[index] as usize, round.seq_rows[index] as usize);
             if first + count > round.rows() {

@@ -12,7 +12,7 @@ pub(super) fn candidates(o: &Operands<'_>) -> Result<(), OpError> {
     let logits = o.input::<f32>(0, "logits", wanted, n)?;
     let values = o.output::<f32>(0, "values", wanted, count)?;
     let ids = o.output::<i32>(1, "ids", wanted, count)?;
-    let items: Vec<_> = values.row_pieces(1).into_iter().zip(ids.row_pieces(1)).collect();
+    let items = values.row_pieces(1).zip(ids.row_pieces(1));
     par::each(items, wanted * n, |r, (mut values, mut ids)| {
         let (values, ids) = (values.row_mut(0), ids.row_mut(0));
         values.fill(f32::NEG_INFINITY);

@@ -1,6 +1,6 @@
 //! Fusions: providers that run consecutive operations in one go.
 
-use plugfold_abi::{Bits, Claim, Program, Provider};
+use plugfold_abi::{Bits, Claim, OpError, Program, Provider, Query, Slice};
 
 use super::choose::{above, selected};
 use super::{Entry, Fused, HookError, Registry, ResolveError, ResolvedStep};
@@ -60,22 +60,32 @@ impl Registry {
         weights: &WeightTable,
         caches: &CacheTable,
     ) -> Result<bool, ResolveError> {
-        let step = &program.steps[at];
-        let parts = Self::parts(program, step, weights, caches)?;
-        let query = parts.query(program, step, &self.device);
-        if !selected(entry, &query) {
+        let steps_of = &program.steps[at..at + entry.covers.len()];
+        let parts = steps_of.iter().map(|step| Self::parts(program, step, weights, caches));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        let queries = parts.iter().zip(steps_of).map(|(p, step)| p.query(program, step, &self.device));
+        let queries: Vec<Query<'_>> = queries.collect();
+        if !selected(entry, &queries[0]) {
             return Ok(false);
         }
-        let answer = entry.provider.claim(&query).map_err(|error| ResolveError::Claim {
-            op: step.op.to_string(),
+        let failed = |error| ResolveError::Claim {
+            op: steps_of[0].op.to_string(),
             error: HookError { owner: entry.owner.to_string(), error },
-        })?;
+        };
+        let answer = entry.provider.claim(&queries[0]).map_err(failed)?;
         let Claim::Yes(granted) = answer else { return Ok(false) };
+        if !entry.provider.takes(Slice::from(&queries[..])).map_err(failed)? {
+            return Ok(false);
+        }
         let covered = &mut steps[at..at + entry.covers.len()];
         match &granted.bits {
             // Equal bits are a promise about the arithmetic that it replaces.
-            Bits::Of(name) if covered.iter().any(|s| s.bits != name.as_str()) => return Ok(false),
-            Bits::Of(_) => {}
+            Bits::Of(names) => {
+                let names = promised(names, covered.len()).map_err(failed)?;
+                if covered.iter().zip(names).any(|(s, name)| s.bits != name) {
+                    return Ok(false);
+                }
+            }
             Bits::Own(name) => {
                 for s in &mut *covered {
                     (s.bits, s.grid, s.decides) = (name.to_string(), granted.grid, entry.owner.clone());
@@ -88,5 +98,18 @@ impl Registry {
         let link = entry.link(&entry.owner, granted.plan);
         covered[0].fused = Fused::First(link, entry.covers.len());
         Ok(true)
+    }
+}
+
+/// The arithmetic that a fusion promises for each operation: one for all, or one each, joined by `+`.
+fn promised(names: &str, covered: usize) -> Result<Vec<&str>, OpError> {
+    let each: Vec<&str> = names.split('+').collect();
+    match each[..] {
+        [one] => Ok(vec![one; covered]),
+        _ if each.len() == covered => Ok(each),
+        _ => Err(OpError::new(format!(
+            "a fusion of {covered} operations promises the bits of {} arithmetics ({names}): name one for all, or one for each",
+            each.len()
+        ))),
     }
 }

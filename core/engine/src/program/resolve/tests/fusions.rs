@@ -182,6 +182,40 @@ fn calls_that_are_sent_to_another_provider_are_not_swallowed_by_a_fusion() {
 }
 
 #[test]
+fn a_fusion_over_several_arithmetics_promises_each() {
+    let other = || planted("moe.pick", Reference, Bits::own("other"));
+    for (bits, fuses) in [("ref+other+ref", true), ("ref", false), ("other", false), ("ref+ref+other", false)]
+    {
+        let fused = route(Bits::of(bits));
+        let ran = fused.ran.clone();
+        let mut core = load(vec![("o", &[], other()), ("f", &["o"], fused)]);
+        assert_eq!(run(&mut core), plain(), "{bits}");
+        assert_eq!(count(&ran) > 0, fuses, "{bits}");
+        // The names in force stay: nothing has changed for a tag.
+        let fused = if fuses { by("f", "other", true) } else { by("o", "other", false) };
+        assert_eq!(who(&mut core, Phase::Window, "moe.pick"), fused, "{bits}");
+    }
+    let text = refusal(vec![("f", &[], route(Bits::of("ref+ref")))]);
+    for word in ["plugin f", "3 operations", "2 arithmetics", "one for each"] {
+        assert!(text.contains(word), "{word} is not in: {text}");
+    }
+}
+
+#[test]
+fn a_fusion_sees_all_that_it_would_cover_before_it_takes_it() {
+    // Products whose neighbour has the same shape, and no others.
+    let equal = |q: &[plugfold_abi::Query<'_>]| q[0].dims == q[1].dims;
+    let pairs = || fusion(&["dense", "dense"], Pass, Bits::of("ref"));
+    let (all, some) = (pairs(), Planted { takes: Some(equal), ..pairs() });
+    let (ran_all, ran_some) = (all.ran.clone(), some.ran.clone());
+    for fused in [all, some] {
+        assert_eq!(run(&mut load(vec![("f", &[], fused)])), plain());
+    }
+    let (all, some) = (count(&ran_all), count(&ran_some));
+    assert!(some > 0 && some < all, "{some} pairs of equal shapes among {all}");
+}
+
+#[test]
 fn covers_that_make_no_sense_are_refused() {
     let wrong = Planted { covers: ROUTE, ..planted("moe.pick", Pass, Bits::of("ref")) };
     let text = refusal(vec![("f", &[], wrong)]);

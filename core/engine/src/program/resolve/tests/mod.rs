@@ -44,6 +44,8 @@ struct Planted {
     covers: &'static [&'static str],
     member: Option<(KnobId, &'static str)>,
     answer: Answer,
+    /// What a fusion takes together; all, where nothing is said.
+    takes: Option<fn(&[Query<'_>]) -> bool>,
     does: Does,
     ran: Arc<AtomicU32>,
     /// First byte of the plan that came with the last call.
@@ -61,7 +63,7 @@ fn answering(
 ) -> Planted {
     let answer = Box::new(answer);
     let (ran, plan) = (Arc::default(), Arc::default());
-    Planted { op, name: "main", covers: &[], member: None, answer, does, ran, plan }
+    Planted { op, name: "main", covers: &[], member: None, answer, takes: None, does, ran, plan }
 }
 
 /// A fusion that passes its calls on one by one, or scales what its last one gives.
@@ -84,6 +86,9 @@ impl Provider for Planted {
     }
     fn claim(&self, query: &Query<'_>) -> Result<Claim, OpError> {
         (self.answer)(query)
+    }
+    fn takes(&self, queries: Slice<'_, Query<'_>>) -> Result<bool, OpError> {
+        Ok(self.takes.is_none_or(|takes| takes(&queries)))
     }
     fn run(&self, call: &Call<'_>, plan: &Plan, below: &BelowObject) -> Result<(), OpError> {
         self.ran.fetch_add(1, Ordering::Relaxed);
