@@ -8,6 +8,7 @@ pub mod chat;
 pub mod knobs;
 pub mod mutate;
 pub mod request;
+pub mod schema;
 pub mod sse;
 pub mod tool_calls;
 
@@ -22,11 +23,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub static TARGETS: [Target; 5] = [
+pub static TARGETS: [Target; 6] = [
     Target { name: "request", run: request::run, words: &request::WORDS },
     Target { name: "tool_calls", run: tool_calls::run, words: &tool_calls::WORDS },
     Target { name: "chat", run: chat::run, words: &chat::WORDS },
     Target { name: "knobs", run: knobs::run, words: &knobs::WORDS },
+    Target { name: "schema", run: schema::run, words: &schema::WORDS },
     Target { name: "sse", run: sse::run, words: &tool_calls::WORDS },
 ];
 

@@ -54,6 +54,11 @@ fn knobs_and_manifests() {
 }
 
 #[test]
+fn schemas_and_grammars() {
+    check("schema", 3_000);
+}
+
+#[test]
 fn streams() {
     check("sse", 200);
 }

@@ -90,6 +90,20 @@ async function structured() {
   const answer = JSON.parse(reply.choices[0].message.content);
   assert.deepEqual(Object.keys(answer), ["city"]);
   assert.equal(typeof answer.city, "string");
+
+  const parameters = {type: "object", properties: {city: {type: "string", maxLength: 24}, days: {type: "integer", minimum: 1, maximum: 9}},
+    required: ["city", "days"], additionalProperties: false};
+  // The package reads arguments of strict tools; what is no JSON throws.
+  const called = await client.chat.completions.parse({
+    model, messages: [{role: "user", content: "Look at Oslo."}], ...GREEDY, max_tokens: 400, reasoning_effort: "none",
+    tools: [{type: "function", function: {name: "look", strict: true, parameters}}], tool_choice: "required", parallel_tool_calls: false,
+  });
+  const [call] = called.choices[0].message.tool_calls;
+  assert.deepEqual(Object.keys(call.function.parsed_arguments), ["city", "days"]);
+  assert.ok(call.function.parsed_arguments.days >= 1 && call.function.parsed_arguments.days <= 9, call.function.arguments);
+  await assert.rejects(client.chat.completions.create({
+    model, messages: [{role: "user", content: "Hi"}], response_format: {type: "json_schema", json_schema: {name: "bad", schema: {not: {}}}},
+  }), error => error.status === 400 && error.message.includes("/not"));
 }
 
 async function responses() {

@@ -9,6 +9,7 @@ import json
 import sys
 
 import openai
+import pydantic
 
 
 def main(base_url: str) -> None:
@@ -91,6 +92,21 @@ def tools(client: openai.OpenAI, model: str) -> None:
     assert after.usage.prompt_tokens > whole.usage.prompt_tokens
 
 
+class Place(pydantic.BaseModel):
+    """What the package makes a schema of, and reads the answer into."""
+
+    city: str = pydantic.Field(max_length=24)
+    inhabitants: int = pydantic.Field(ge=1, le=50_000_000)
+    coastal: bool
+
+
+class Look(pydantic.BaseModel):
+    """Arguments of a strict tool."""
+
+    city: str = pydantic.Field(max_length=24)
+    days: int = pydantic.Field(ge=1, le=9)
+
+
 def structured(client: openai.OpenAI, model: str) -> None:
     """A schema is obeyed, or the reply says that it was not looked at: never silent."""
     schema = {
@@ -111,6 +127,33 @@ def structured(client: openai.OpenAI, model: str) -> None:
         return
     answer = json.loads(reply.choices[0].message.content)
     assert list(answer) == ["city"] and isinstance(answer["city"], str), answer
+
+    # The package's own types, whole and as a call: what does not fit them raises.
+    ask = {"model": model, "temperature": 0, "max_tokens": 400, "reasoning_effort": "none"}
+    question = [{"role": "user", "content": "Tell me about Oslo as JSON."}]
+    parsed = client.chat.completions.parse(messages=question, response_format=Place, **ask)
+    assert isinstance(parsed.choices[0].message.parsed, Place), parsed
+    (call,) = client.chat.completions.parse(
+        messages=question, tools=[openai.pydantic_function_tool(Look)], tool_choice="required",
+        parallel_tool_calls=False, **ask,
+    ).choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Look), call
+    # The Responses API takes the same types.
+    place = client.responses.parse(
+        model=model, input="Tell me about Oslo as JSON.", text_format=Place, temperature=0, max_output_tokens=400,
+        reasoning={"effort": "none"},
+    )
+    assert isinstance(place.output_parsed, Place), place
+    # What cannot be enforced is refused by its place.
+    try:
+        client.chat.completions.create(
+            messages=question, response_format={"type": "json_schema", "json_schema": {
+                "name": "bad", "schema": {"type": "array", "uniqueItems": True}}}, **ask,
+        )
+    except openai.BadRequestError as error:
+        assert "/uniqueItems" in error.message and error.param == "response_format", error
+    else:
+        raise AssertionError("uniqueItems was passed over in silence")
 
 
 def responses(client: openai.OpenAI, model: str) -> None:

@@ -340,7 +340,7 @@ impl DraftPolicy for Faulty {
 }
 
 impl DraftCut for Faulty {
-    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, _: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         self.0.at("drafts.cut")?;
         Ok(drafts.len() as u32)
     }

@@ -60,6 +60,9 @@ impl Host for Alone {
     fn cache_folder(&self) -> Result<TextBuf, OpError> {
         Err(OpError::new("tests have no folder for plugins"))
     }
+    fn model_folder(&self) -> Result<TextBuf, OpError> {
+        Ok(TextBuf::new())
+    }
     fn agree(&self, _: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
         Ok(List::from(vec![mine.to_vec().into()]))
     }

@@ -60,7 +60,16 @@ fn wrong(kind: &Kind) -> Value {
 fn documented_fields_are_read() {
     let server = TestServer::start();
     // Of these the server reads nothing, or they are checked as a whole by the grammar feature.
-    let unread = ["priority", "response_format", "structured_outputs", "metadata"];
+    let unread = [
+        "priority",
+        "response_format",
+        "guided_json",
+        "guided_regex",
+        "guided_choice",
+        "guided_grammar",
+        "structured_outputs",
+        "metadata",
+    ];
     for (path, body, good) in [
         ("/v1/chat/completions", &bodies::CHAT, chat("x", json!({}))),
         ("/v1/completions", &bodies::TEXT, json!({"prompt": "x"})),

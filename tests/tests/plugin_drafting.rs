@@ -486,7 +486,7 @@ fn a_request_that_asks_for_no_drafts_gets_none_whatever_its_policy() {
 struct Hears(Arc<Mutex<Vec<Vec<u32>>>>);
 
 impl DraftCut for Hears {
-    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, _: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         self.0.lock().unwrap().push(drafts.to_vec());
         Ok(drafts.len() as u32)
     }

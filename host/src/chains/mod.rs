@@ -32,6 +32,8 @@ use crate::http::limits::Limits;
 #[derive(Default)]
 pub struct Chains {
     requests: Vec<Hooked<RequestLinkObject>>,
+    /// Fields of bodies that request links obey.
+    obeyed: Vec<String>,
     prompts: Vec<Hooked<PromptLinkObject>>,
     streams: Arc<[Hooked<StreamLinkObject>]>,
     replies: Arc<[Hooked<ReplyLinkObject>]>,
@@ -44,11 +46,29 @@ impl Chains {
     pub fn new(hooks: &Hooks) -> Self {
         Self {
             requests: hooks.requests.clone(),
+            obeyed: Vec::new(),
             prompts: hooks.prompts.clone(),
             streams: hooks.streams.as_slice().into(),
             replies: hooks.replies.as_slice().into(),
             next: AtomicU64::new(1),
         }
+    }
+
+    /// Asks request links which fields they obey.
+    ///
+    /// # Errors
+    /// A link that cannot say.
+    pub fn ask_fields(&mut self) -> Result<(), HookError> {
+        for h in &self.requests {
+            let fields = h.call(RequestLink::fields)?;
+            self.obeyed.extend(fields.iter().map(ToString::to_string));
+        }
+        Ok(())
+    }
+
+    /// Whether a request link obeys this field of a body.
+    pub fn obeys(&self, field: &str) -> bool {
+        self.obeyed.iter().any(|known| known == field)
     }
 
     /// `request.rewrite`: the body with what links make of it.

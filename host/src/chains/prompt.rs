@@ -1,7 +1,7 @@
 //! The prompt chain: variables, text, encoding, ids.
 
 use plugfold_abi::points::{ControlToken, PromptLink as _, PromptLinkObject, TokenizerObject};
-use plugfold_abi::{List, Maybe, OpError, Text, TextBuf};
+use plugfold_abi::{List, Maybe, OpError, Slice, Text, TextBuf};
 use plugfold_engine::hooks::{HookError, Hooked};
 use serde_json::{Map, Value};
 
@@ -60,6 +60,14 @@ impl Chains {
             ends.extend(more);
         }
         Ok(ends)
+    }
+
+    /// Tells prompt links all ids that end replies.
+    ///
+    /// # Errors
+    /// A link that refuses the start.
+    pub fn ends(&self, ids: &[u32]) -> Result<(), HookError> {
+        self.prompts.iter().try_for_each(|h| h.call(|l| l.ends(Slice::from(ids))))
     }
 
     /// Variables of the template, after the request's own and before the server's defaults.

@@ -55,6 +55,7 @@ pub(super) fn loader(setup: &Setup) -> anyhow::Result<Load> {
     let class = device::class(setup.settings().device)?;
     let load = move |world: &World, options: &Options| -> anyhow::Result<Company> {
         let mut plugins = Plugins::load(chosen.clone(), &company.settled, world, &class, &cache)?;
+        plugins.of_model(&options.model);
         plugins.prepare(&raised(options, plugins.hooks())?, free_memory())?;
         let (hooks, lines) = (plugins.hooks().clone(), plugins.lines()?);
         Ok(Company { hooks, lines, keep: Box::new(plugins) })

@@ -147,6 +147,7 @@ fn load(
     if whole.context.is_none() {
         whole.context = Some(ModelConfig::from_dir(&options.model)?.context);
     }
+    plugins.of_model(&options.model);
     plugins.prepare(&raised(&whole, plugins.hooks())?, free_memory())?;
     if world.is_lead() {
         for note in plugins.notes() {

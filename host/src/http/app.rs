@@ -233,9 +233,11 @@ impl App {
     pub fn with_hooks(mut self, hooks: &Hooks) -> Result<Self, HookError> {
         self.chains = Chains::new(hooks);
         self.hooks = hooks.clone();
+        self.chains.ask_fields()?;
         self.stop_ids.extend(self.chains.start(&self.text.tokenizer)?);
         self.stop_ids.sort_unstable();
         self.stop_ids.dedup();
+        self.chains.ends(&self.stop_ids)?;
         Ok(self)
     }
 

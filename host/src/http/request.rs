@@ -61,7 +61,7 @@ pub struct Job {
     pub body: Arc<Map<String, Value>>,
 }
 
-/// Output formats that need the grammar feature, which this server does not have.
+/// Output formats, which need a plugin that obeys them.
 const GRAMMAR_FIELDS: [&str; 6] = [
     "response_format",
     "guided_json",
@@ -112,6 +112,7 @@ pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiE
     }
     let ignored = GRAMMAR_FIELDS
         .into_iter()
+        .filter(|name| !app.chains.obeys(name))
         .filter(|name| fields.get(name).is_some_and(|value| value["type"] != "text"))
         .collect();
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::life::{Plugin as _, PluginObject};
@@ -103,6 +103,8 @@ pub struct Plugins {
     desk: Arc<Desk>,
     figures: Arc<Figures>,
     notes: Vec<String>,
+    /// The checkpoint's folder, once it is known.
+    model: Arc<OnceLock<PathBuf>>,
 }
 
 impl Plugins {
@@ -125,6 +127,7 @@ impl Plugins {
             desk,
             figures: Arc::default(),
             notes: Vec::new(),
+            model: Arc::default(),
         };
         let opened = plugins.open(chosen, cache);
         plugins.step("load", opened)?;
@@ -150,6 +153,7 @@ impl Plugins {
                 figures: self.figures.clone(),
                 cache: cache.to_owned(),
                 desk: self.desk.clone(),
+                model: self.model.clone(),
             };
             // Plugins are promised that the host lives as long as the process.
             let host: &'static HostObject = Box::leak(Box::new(HostObject::new(host)));
@@ -253,6 +257,11 @@ impl Plugins {
     pub fn run_command(&self, name: &str, arguments: &[TextBuf]) -> Result<String, PluginError> {
         let ran = self.command(name)?.call(|c| c.run(Slice::from(arguments)));
         ran.map(Into::into).map_err(|e| PluginError::general(e.to_string()))
+    }
+
+    /// Tells plugins the folder of the checkpoint that is served; the first one told stays.
+    pub fn of_model(&self, folder: &Path) {
+        let _ = self.model.set(folder.to_owned());
     }
 
     /// Takes memory and proves arithmetic, under the limits in force. Claims that fail their own check are turned off on

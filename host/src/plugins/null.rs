@@ -188,7 +188,7 @@ impl DraftPolicy for Null {
 }
 
 impl DraftCut for Null {
-    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, _: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         Ok(drafts.len() as u32)
     }
 }

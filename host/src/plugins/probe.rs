@@ -286,6 +286,7 @@ fn try_one(
         figures: Arc::default(),
         cache: folder.to_owned(),
         desk: Arc::new(Desk::alone()),
+        model: Arc::default(),
     });
     let mut hooks = Hooks::default();
     let configured = load::canonical(&plugin, &manifest, &mut knobs)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use plugfold_abi::boundary::Shared;
 use plugfold_abi::points::{Host, Level, Services};
@@ -116,6 +116,8 @@ pub struct HostFor {
     pub cache: PathBuf,
     /// The ranks.
     pub desk: Arc<Desk>,
+    /// The checkpoint's folder, once it is known.
+    pub model: Arc<OnceLock<PathBuf>>,
 }
 
 impl Host for HostFor {
@@ -173,6 +175,14 @@ impl Host for HostFor {
         Ok(text.into())
     }
 
+    fn model_folder(&self) -> Result<TextBuf, OpError> {
+        let Some(folder) = self.model.get() else { return Ok(TextBuf::new()) };
+        let text = folder.to_str();
+        let text =
+            text.ok_or_else(|| OpError::new(format!("model folder {} is not UTF-8", folder.display())))?;
+        Ok(text.into())
+    }
+
     fn agree(&self, what: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
         let all = self.desk.ask(&self.plugin, &what, &mine).map_err(OpError::new)?;
         Ok(all.into_iter().map(List::from).collect())
@@ -199,6 +209,7 @@ mod tests {
             figures: Arc::default(),
             cache: PathBuf::from("/nowhere"),
             desk: Arc::new(Desk::alone()),
+            model: Arc::default(),
         }
     }
 

@@ -274,7 +274,7 @@ impl Drafter for Lookup {
 }
 
 impl DraftCut for Lookup {
-    fn cut(&self, slot: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, slot: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         let table = self.table();
         let stop_ids = table.seats.get(&slot).map_or(&[][..], |s| &s.stop_ids);
         Ok(useful(&drafts, stop_ids) as u32)

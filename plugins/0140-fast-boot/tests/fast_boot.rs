@@ -308,6 +308,9 @@ impl Host for Pair {
     fn cache_folder(&self) -> Result<TextBuf, OpError> {
         Err(OpError::new("no folder"))
     }
+    fn model_folder(&self) -> Result<TextBuf, OpError> {
+        Ok(TextBuf::new())
+    }
     fn agree(&self, _: Text<'_>, mine: Slice<'_, u8>) -> Result<List<List<u8>>, OpError> {
         self.words.lock().unwrap()[self.rank as usize] = mine.to_vec();
         self.meet.wait();

@@ -6,13 +6,16 @@ mod markup;
 mod memory;
 mod schema;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use plugfold_0610_structured_output_api::{Grammar as _, GrammarObject};
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
 use plugfold_abi::points::{
     Document as _, DocumentObject, Host as _, HostObject, Level, PromptLink, PromptLinkObject, Reply,
-    ReplyLink, ReplyLinkObject, RequestLink, RequestLinkObject, Tokenizer as _, TokenizerObject, ToolCall,
+    ReplyLink, ReplyLinkObject, RequestLink, RequestLinkObject, Services as _, ServicesObject,
+    Tokenizer as _, TokenizerObject, ToolCall,
 };
 use plugfold_abi::{KnobValue, Knobs, List, OpError, TextBuf};
 use serde_json::{Map, Value};
@@ -25,7 +28,10 @@ pub const MANIFEST: &str = include_str!("../plugin.toml");
 const OBSERVATION: &str = "<|observation|>";
 
 /// The plugin.
-pub struct ToolCalling;
+#[derive(Default)]
+pub struct ToolCalling {
+    fixes: OnceLock<Fixes>,
+}
 
 impl Plugin for ToolCalling {
     fn describe(&self) -> Result<TextBuf, OpError> {
@@ -34,11 +40,18 @@ impl Plugin for ToolCalling {
     fn configure(&self, setup: &Setup<'_>) -> Result<List<Offer>, OpError> {
         let Some(fixes) = Fixes::new(&setup.knobs)? else { return Ok(List::new()) };
         fixes.tell(setup.host())?;
+        let _ = self.fixes.set(fixes.clone());
         Ok(List::from(vec![
             Offer::of(RequestLinkObject::new(fixes.clone())),
             Offer::of(PromptLinkObject::new(fixes.clone())),
             Offer::of(ReplyLinkObject::new(fixes)),
         ]))
+    }
+    fn connect(&self, services: &ServicesObject) -> Result<(), OpError> {
+        let Some(fixes) = self.fixes.get() else { return Ok(()) };
+        let found = services.find("grammar".into())?.into_option();
+        let grammar = found.map(|found| found.get::<GrammarObject>()).transpose();
+        fixes.meet(grammar.map_err(|e| OpError::new(format!("service grammar: {e}")))?)
     }
 }
 
@@ -50,6 +63,8 @@ pub struct Fixes {
     args: bool,
     thinkcalls: bool,
     memory: Arc<Mutex<Memory>>,
+    /// Output formats are enforced: what is not a plain string is written as JSON.
+    written: Arc<AtomicBool>,
     /// The id of [`OBSERVATION`], once the tokenizer is known.
     observation: Arc<OnceLock<Option<u32>>>,
 }
@@ -65,11 +80,6 @@ impl Fixes {
         };
         let names: Arc<[String]> = names.iter().map(ToString::to_string).collect();
         let has = |name: &str| names.iter().any(|n| n == name);
-        if has("grammar") {
-            return Err(OpError::invalid(
-                "fixes has grammar, which needs structured output (plugin 0610), and that is not loaded: remove it",
-            ));
-        }
         let number = |key: &str| -> Result<usize, OpError> {
             let value = knobs.int(key)?;
             usize::try_from(value).map_err(|_| OpError::invalid(format!("{key} is {value}: give 0 or more")))
@@ -78,8 +88,32 @@ impl Fixes {
         let (reasoning, args, thinkcalls) = (has("reasoning"), has("args"), has("thinkcalls"));
         let memory = Arc::new(Mutex::new(memory));
         let on = !names.is_empty();
-        let fixes = Self { names, reasoning, args, thinkcalls, memory, observation: Arc::default() };
+        let fixes = Self {
+            names,
+            reasoning,
+            args,
+            thinkcalls,
+            memory,
+            written: Arc::default(),
+            observation: Arc::default(),
+        };
         Ok(on.then_some(fixes))
+    }
+
+    /// Asks structured output, where it is on, to hold every tool to its schema if that is wanted.
+    ///
+    /// # Errors
+    /// It is wanted and not there.
+    pub fn meet(&self, grammar: Option<&GrammarObject>) -> Result<(), OpError> {
+        self.written.store(grammar.is_some(), Ordering::Relaxed);
+        match grammar {
+            _ if !self.names.iter().any(|name| name == "grammar") => Ok(()),
+            Some(grammar) => grammar.strict_tools(),
+            None => Err(OpError::invalid(
+                "fixes has grammar, which needs structured output (plugin 0610), and that is not on: remove it, or list \
+                 0610-structured-output and set its enabled",
+            )),
+        }
     }
 
     fn tell(&self, host: &HostObject) -> Result<(), OpError> {
@@ -138,7 +172,12 @@ impl Fixes {
         let mut arguments = Map::new();
         for (key, text) in pairs {
             let schema = &tool.parameters["properties"][*key];
-            let value = if self.args {
+            let written = self.written.load(Ordering::Relaxed) && schema["type"] != "string";
+            let value = if let Some(Value::String(text)) =
+                written.then(|| serde_json::from_str(text).ok()).flatten()
+            {
+                Value::String(text)
+            } else if self.args {
                 schema::value(schema, text)
             } else if schema["type"] == "string" {
                 Value::String((*text).to_owned())
@@ -263,4 +302,4 @@ impl ReplyLink for Fixes {
     }
 }
 
-plugfold_abi::export!(manifest: MANIFEST, plugin: ToolCalling);
+plugfold_abi::export!(manifest: MANIFEST, plugin: ToolCalling::default());

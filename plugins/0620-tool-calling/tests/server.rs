@@ -217,7 +217,9 @@ fn without_tools_and_without_fixes_everything_is_as_before() {
     assert_eq!(message(&server), message(&bare));
     assert_eq!(server.prompts(), bare.prompts());
     assert!(fixes(&[], 1024, 32).unwrap().is_none());
-    let refused = fixes(&["args", "grammar"], 1024, 32).err().unwrap().to_string();
+    let with_grammar = fixes(&["args", "grammar"], 1024, 32).unwrap().unwrap();
+    let refused = with_grammar.meet(None).unwrap_err().to_string();
     assert!(refused.contains("0610"), "{refused}");
+    fixes(&["args"], 1024, 32).unwrap().unwrap().meet(None).unwrap();
     assert!(fixes(&["args"], -1, 32).is_err());
 }

@@ -129,7 +129,7 @@ impl Fields for Grammar {
 }
 
 impl DraftCut for Grammar {
-    fn cut(&self, slot: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, slot: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         // Where the first draft will be: the verification has the last word, so a bound is enough.
         Ok(if self.of(slot).is_some() { drafts.len().min(3) as u32 } else { drafts.len() as u32 })
     }

@@ -230,7 +230,7 @@ crate::interface! {
 crate::interface! {
     /// A link of the `drafts` chain: shortens proposals before they are verified. Replicated.
     "drafts", 0: DraftCut, DraftCutObject, DraftCutTable {
-        /// How many of the drafts to keep.
-        fn cut(&self, slot: u32, drafts: Slice<'_, u32>) -> u32;
+        /// How many of the drafts to keep. They follow the pending token: the one drawn last, not yet run through the model.
+        fn cut(&self, slot: u32, pending: u32, drafts: Slice<'_, u32>) -> u32;
     }
 }

@@ -56,6 +56,8 @@ crate::interface! {
         fn check(&self, body: &DocumentObject, knobs: Slice<'_, KnobValue>) -> Maybe<Refusal> = Ok(Maybe::RNone);
         /// `request.prepare`: attachments for all ranks, once the prompt's ids are known. Names are unique in a request.
         fn prepare(&self, body: &DocumentObject, ids: Slice<'_, u32>) -> List<Attachment> = Ok(List::new());
+        /// Fields of a body that it obeys: what the server itself would name in `tensorfold.ignored`. Asked once.
+        fn fields(&self) -> List<TextBuf> = Ok(List::new());
         /// `request.gate`: refuses while the server is not fit to serve.
         fn gate(&self) -> Maybe<Refusal> = Ok(Maybe::RNone);
     }
@@ -93,6 +95,8 @@ crate::interface! {
     "prompt", 0: PromptLink, PromptLinkObject, PromptLinkTable {
         /// The server is about to serve; an error refuses the start. Gives ids that end replies beside the checkpoint's own.
         fn start(&self, tokenizer: &TokenizerObject) -> List<u32> = Ok(List::new());
+        /// All ids that end replies, once every link has given its own; before any request.
+        fn ends(&self, ids: Slice<'_, u32>) -> () = Ok(());
         /// Variables of the chat template: a JSON object with what the request gave, before the server fills in its own
         /// defaults. `enable_thinking` among them switches the reasoning.
         fn variables(&self, body: &DocumentObject, variables: &mut TextBuf) -> () = Ok(());

@@ -32,6 +32,8 @@ crate::interface! {
         fn gauge(&self, name: Text<'_>, value: f64) -> ();
         /// A folder of its own that outlives the process; made when asked for.
         fn cache_folder(&self) -> TextBuf;
+        /// The checkpoint's folder on this rank, from `prepare` on; empty where no model is served (`plugins check`).
+        fn model_folder(&self) -> TextBuf;
         /// Every rank's bytes, in rank order. Only in steps of the start, which all ranks take alike.
         fn agree(&self, what: Text<'_>, mine: Slice<'_, u8>) -> List<List<u8>>;
     }

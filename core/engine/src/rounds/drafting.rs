@@ -320,7 +320,7 @@ impl Drafting {
         let known = proposal.tokens.iter().copied().take(ask.budget as usize);
         let mut tokens: Vec<u32> = known.take_while(|&id| id < vocab).collect();
         for h in &self.hooks.cuts {
-            let keep = h.call(|c| c.cut(ask.slot, Slice::from(&tokens[..])))?;
+            let keep = h.call(|c| c.cut(ask.slot, ask.pending, Slice::from(&tokens[..])))?;
             tokens.truncate(keep as usize);
         }
         Ok(tokens)

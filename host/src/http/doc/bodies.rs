@@ -31,7 +31,7 @@ const SAMPLING: [Field; 5] = [
     ),
 ];
 
-const COMMON: [Field; 16] = [
+const COMMON: [Field; 20] = [
     field("model", Kind::Text, "the served name", "Any name; `@POLICY` at its end chooses a draft policy."),
     field(
         "max_tokens",
@@ -56,8 +56,28 @@ const COMMON: [Field; 16] = [
     field("priority", Kind::Any(&[Kind::Text, ANY_INTEGER]), "", "`\"background\"`: behind other requests."),
     field("return_token_ids", Kind::Flag, "false", "Lists the reply's ids as `tensorfold.token_ids`."),
     field("logit_bias", Kind::Object, "", "Without effect."),
-    field("response_format", Kind::Object, "", "Form of the answer."),
-    field("structured_outputs", Kind::Object, "", "Form of the answer, vLLM's fields."),
+    field(
+        "response_format",
+        Kind::Object,
+        "",
+        "Form of the answer: `text`, `json_object`, or `json_schema` with its schema. Without the plugin structured-output \
+         this and the next five are named in `tensorfold.ignored`.",
+    ),
+    field(
+        "guided_json",
+        Kind::Any(&[Kind::Object, Kind::Text, Kind::Flag]),
+        "",
+        "The answer is JSON under this schema; `true`: any object.",
+    ),
+    field("guided_regex", Kind::Text, "", "The whole answer matches this."),
+    field("guided_choice", Kind::List(&Kind::Text), "", "The answer is one of these."),
+    field("guided_grammar", Kind::Text, "", "The answer follows this EBNF; it begins with the rule `root`."),
+    field(
+        "structured_outputs",
+        Kind::Object,
+        "",
+        "The same under vLLM's names: one of `json`, `json_object`, `regex`, `choice`, `grammar`.",
+    ),
 ];
 
 const CHAT_FIELDS: [Field; 9] = [

@@ -225,7 +225,7 @@ pub type Proposals = Arc<Mutex<Vec<Vec<u32>>>>;
 struct Listen(Proposals);
 
 impl DraftCut for Listen {
-    fn cut(&self, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
+    fn cut(&self, _: u32, _: u32, drafts: Slice<'_, u32>) -> Result<u32, OpError> {
         self.0.lock().unwrap().push(drafts.to_vec());
         Ok(drafts.len() as u32)
     }
