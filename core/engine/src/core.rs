@@ -295,6 +295,27 @@ fn bucket(candidates: usize) -> usize {
     candidates.checked_next_power_of_two().unwrap_or(candidates)
 }
 
+fn gb(bytes: u64) -> String {
+    format!("{:.1} GB", bytes as f64 / 1e9)
+}
+
+/// Refuses a checkpoint whose share cannot lie on a device. What its bytes become is often more, never much less.
+fn holds(device: &dyn Device, bytes: u64, ranks: u64) -> Result<(), LoadError> {
+    let (share, free) = (bytes / ranks, device.free_bytes()?);
+    if share <= free {
+        return Ok(());
+    }
+    Err(LoadError::Size(format!(
+        "the checkpoint has {}, {} on each of {ranks} ranks, and {} are free on {}: it takes {} or more such ranks, or a \
+         checkpoint with fewer bits a weight (`plugfold quantize`)",
+        gb(bytes),
+        gb(share),
+        gb(free),
+        device.name(),
+        bytes.div_ceil(free.max(1))
+    )))
+}
+
 /// One rank's model and sequences.
 pub struct Core {
     config: Arc<ModelConfig>,
@@ -355,6 +376,10 @@ impl Core {
             return Self::without_slots(config, made, false, "made".into(), options, ranks, comm, None);
         }
         let tensors = Checkpoint::open(dir)?.check(&config)?.with_allow_nan(options.allow_nan);
+        if let Some(device) = &options.device {
+            let bytes: u64 = tensors.checkpoint().files().map(|(_, bytes)| bytes).sum();
+            holds(&**device, bytes, ranks.ranks as u64)?;
+        }
         let content = tensors.content_id()?;
         let mtp = tensors.mtp;
         let mut lines = vec![format!("checkpoint = {content}"), format!("allow_nan = {}", options.allow_nan)];
@@ -459,6 +484,22 @@ impl Core {
     /// A program that does not resolve; a device's memory that is used up.
     pub fn allocate(&mut self, slots: usize) -> Result<(), LoadError> {
         let families = self.caches.families().to_vec();
+        self.caches = CacheTable::new(families.clone(), 0, None)?;
+        if self.device.is_some() {
+            let (slot, free) = (self.caches.slot_bytes() as u64, self.free_bytes()?);
+            if slot * slots as u64 > free {
+                let (fit, context) = (free / slot.max(1), self.capacity.tokens);
+                let mend = match fit {
+                    0 => "give a shorter --context".to_owned(),
+                    fit => format!("give --slots {fit} or a shorter --context"),
+                };
+                return Err(LoadError::Size(format!(
+                    "{slots} sequences of {context} tokens need {} of caches, and {} are free beside the weights: {mend}",
+                    gb(slot * slots as u64),
+                    gb(free)
+                )));
+            }
+        }
         self.caches = CacheTable::new(families, slots, self.device.as_ref())?;
         self.slots = vec![Slot::default(); slots];
         self.capacity.slots = slots;
@@ -862,4 +903,52 @@ pub enum CommitError {
     /// It failed while running.
     #[error(transparent)]
     Run(Failure),
+}
+
+#[cfg(test)]
+mod tests {
+    use plugfold_abi::ProviderObject;
+
+    use super::*;
+
+    struct Small;
+
+    impl Device for Small {
+        fn class(&self) -> &'static str {
+            "small"
+        }
+        fn name(&self) -> String {
+            "a small device".into()
+        }
+        fn free_bytes(&self) -> Result<u64, DeviceError> {
+            Ok(8_000_000_000)
+        }
+        fn allocate(&self, what: &str, _: usize) -> Result<u64, DeviceError> {
+            Err(DeviceError { message: what.into(), fatal: false })
+        }
+        fn release(&self, _: u64) {}
+        fn upload(&self, _: u64, _: &[u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn download(&self, _: u64, _: &mut [u8]) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn zero(&self, _: u64, _: usize) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn providers(&self) -> Vec<ProviderObject> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_a_device_cannot_hold_is_refused_with_what_would_fit() {
+        assert!(holds(&Small, 15_900_000_000, 2).is_ok());
+        let said = holds(&Small, 163_000_000_000, 2).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "the checkpoint has 163.0 GB, 81.5 GB on each of 2 ranks, and 8.0 GB are free on a small device: it takes 21 or \
+             more such ranks, or a checkpoint with fewer bits a weight (`plugfold quantize`)"
+        );
+    }
 }

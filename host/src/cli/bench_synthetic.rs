@@ -108,7 +108,8 @@ impl Synthetic {
     pub fn run(mut self) -> anyhow::Result<()> {
         if self.model.profile.is_none() && self.model.model.is_none() {
             // No plugins but those of the command line, and no other checkpoint.
-            let folder = if self.like.path().is_dir() { Some(self.like.path()) } else { self.like.path().parent() };
+            let folder =
+                if self.like.path().is_dir() { Some(self.like.path()) } else { self.like.path().parent() };
             self.model.model = folder.map(Into::into);
         }
         let (_, json, config) = self.like.read()?;

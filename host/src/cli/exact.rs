@@ -81,10 +81,12 @@ fn silent(setup: &Setup) -> anyhow::Result<Vec<Silent>> {
                 }
             };
             let (name, class) = (manifest.label(), manifest.class().to_string());
-            let brought =
-                |b: &ByName| b.kind == "transport" && Some(&b.name) == setup.settings().transport.as_ref();
-            let transport = manifest.by_name.iter().any(brought);
-            all.push(Silent { name, class, without: loader(&without)?, transport });
+            let brings = |kind: &str, chosen: &Option<String>| {
+                manifest.by_name.iter().any(|b: &ByName| b.kind == kind && Some(&b.name) == chosen.as_ref())
+            };
+            let transport = brings("transport", &setup.settings().transport);
+            let executor = brings("executor", &setup.settings().executor);
+            all.push(Silent { name, class, without: loader(&without)?, transport, executor });
         }
     }
     Ok(all)

@@ -44,6 +44,8 @@ pub struct Silent {
     pub without: Load,
     /// Whether it brings the transport in force: without it the built-in one is used.
     pub transport: bool,
+    /// The same of the executor.
+    pub executor: bool,
 }
 
 /// What is tried.

@@ -55,7 +55,7 @@ fn with_plugin(fault: &'static str, ranks: usize) -> Setup {
     };
     let bare = tiny(ranks);
     let (name, class) = ("9999-liar".to_owned(), "same-bits".to_owned());
-    let silent = vec![Silent { name, class, without: bare.load.clone(), transport: false }];
+    let silent = vec![Silent { name, class, without: bare.load.clone(), transport: false, executor: false }];
     Setup { silent, ..Setup::with_hooks(bare.options, ranks, with) }
 }
 

@@ -45,6 +45,7 @@ pub(super) fn same_bits(setup: &Setup) -> Ran {
     for plugin in &wide.silent {
         let mut off = Setup { load: plugin.without.clone(), ..wide.clone() };
         off.options.transport = off.options.transport.filter(|_| !plugin.transport);
+        off.options.executor = off.options.executor.filter(|_| !plugin.executor);
         without.push((format!("{} plugin {}", plugin.class, plugin.name), off));
     }
     if without.is_empty() {
