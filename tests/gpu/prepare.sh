@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes what `tests/gpu/run.sh` needs, on a machine without a GPU: the program and the compiled kernels.
+# Makes what `tests/gpu/run.sh` needs, on a machine without a GPU: the programs, models and the compiled kernels.
 #
 #   tests/gpu/prepare.sh FOLDER [ARCHITECTURE]
 #
@@ -7,9 +7,17 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=$1
-mkdir -p "$folder/cubins"
+mkdir -p "$folder/cubins" "$folder/plugins" "$folder/models"
 cargo build --locked -p plugfold-cuda --example gpu
+cargo build --locked --release -p plugfold -p plugfold-base-graph
 cp target/debug/examples/gpu "$folder/gpu"
-strip "$folder/gpu"
-cp tests/gpu/run.sh "$folder/run.sh"
+cp target/release/plugfold "$folder/plugfold"
+cp target/release/libplugfold_base_graph.so "$folder/plugins/"
+strip "$folder/gpu" "$folder/plugfold"
+# A library's note has to stay.
+strip --strip-debug "$folder/plugins/libplugfold_base_graph.so"
+cp tests/gpu/run.sh tests/gpu/peers.py "$folder/"
+cp -r tests/fixtures/tiny host/assets/demo-model "$folder/models/"
+rm -f "$folder/models/tiny/goldens.safetensors"
+cp core/engine/src/config/testdata/published.json "$folder/models/"
 "$folder/gpu" compile "${2:-sm_90a}" "$folder/cubins"

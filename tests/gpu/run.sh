@@ -1,20 +1,25 @@
 #!/usr/bin/env bash
-# Checks and times the kernels on a GPU with what `tests/gpu/prepare.sh` made: no compiler and no network are needed.
+# Checks and times kernels and models on a GPU with what `tests/gpu/prepare.sh` made: no compiler and no network are needed.
 #
-#   tests/gpu/run.sh FOLDER [OUT] [SECONDS]
+#   tests/gpu/run.sh FOLDER [OUT] [SECONDS] [PARTS]
 #
-# FOLDER holds the program `gpu` and the cache of compiled kernels `cubins`. Every check runs in a process of its own with a
+# PARTS are any of kernels, model, full, peers, sanitizer; all without it. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
 # time limit, and the rest goes on after one that fails; what has not begun after SECONDS (190 unless given) is left out and
-# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, times.jsonl, sanitizer.txt, and
-# summary.txt.
+# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, times.jsonl, model.txt, full.txt with
+# full-*.json, peers.json, sanitizer.txt, and summary.txt.
 set -uo pipefail
 
 folder=$(cd "$1" && pwd)
 out=${2:-${OUT:-gpu-results}}
 limit=${3:-190}
+parts=${4:-kernels model full peers sanitizer}
 mkdir -p "$out"
 export PLUGFOLD_CUDA_CACHE="$folder/cubins"
 gpu="$folder/gpu"
+plugfold="$folder/plugfold"
+tiny="$folder/models/tiny"
+demo="$folder/models/demo-model"
+graph=(--plugin-path "$folder/plugins" --plugin base-graph --set executor=graph)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -46,20 +51,65 @@ together() {
 : >"$out/summary.txt"
 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm --format=csv,noheader >"$out/nvidia-smi.txt" 2>&1
 check facts 60 facts.json "$gpu" facts
-mapfile -t names < <("$gpu" list)
-for name in "${names[@]}"; do
-  together 6
-  check "$name" 60 cases.jsonl "$gpu" case "$name" &
-done
-wait
-# Nothing beside it: it is timed.
-check times 110 times.jsonl "$gpu" time
-if command -v compute-sanitizer >/dev/null; then
+
+has() { [[ " $parts " == *" $1 "* ]]; }
+
+# Logits on the GPU against those of the CPU: every bit.
+same_logits() {
+  local ids
+  ids=$(seq -s, 1 90)
+  for device in cpu cuda; do
+    "$plugfold" debug logits --model "$1" --device "$device" --ids "$ids" --out "$work/$2-$device.safetensors" || return
+  done
+  cmp "$work/$2-cpu.safetensors" "$work/$2-cuda.safetensors" && echo "$2: logits on the GPU are those of the CPU"
+}
+
+if has kernels; then
+  mapfile -t names < <("$gpu" list)
+  for name in "${names[@]}"; do
+    together 6
+    check "$name" 60 cases.jsonl "$gpu" case "$name" &
+  done
+  wait
+  # Nothing beside it: it is timed.
+  check times 110 times.jsonl "$gpu" time
+fi
+if has model; then
+  export -f same_logits
+  export plugfold work
+  check "quantize tiny" 60 model.txt "$plugfold" quantize --model "$tiny" --out "$work/tiny4" --bits 4 --expert-bits 3 --head-bits 6
+  for model in "$tiny" "$work/tiny4" "$demo"; do
+    name=$(basename "$model")
+    check "logits of $name" 60 model.txt bash -c "same_logits '$model' '$name'"
+    check "exact $name" 90 model.txt "$plugfold" exact --model "$model" --device cuda
+    check "exact $name, recorded" 90 model.txt "$plugfold" exact --model "$model" --device cuda "${graph[@]}"
+  done
+  check "exact tiny, 2 ranks" 90 model.txt "$plugfold" exact --model "$tiny" --device cuda --ranks 2 "${graph[@]}"
+  for _ in 1 2 3; do
+    check "decode" 30 model.txt "$plugfold" bench decode --model "$demo" --device cuda
+    check "decode, recorded" 30 model.txt "$plugfold" bench decode --model "$demo" --device cuda "${graph[@]}"
+  done
+fi
+if has full; then
+  like=(--like "$folder/models/published.json" --model "$demo" --layers 22 --no-draft-head --bits 4 --device cuda)
+  check "22 layers" 200 full.txt "$plugfold" bench synthetic "${like[@]}" --at 1024 --windows 1,8 --prompts 2048 \
+    --prefill-rows 2048 --json "$out/full-eager.json"
+  check "22 layers, recorded" 250 full.txt "$plugfold" bench synthetic "${like[@]}" --prefill-rows 2048 --seconds 20 \
+    --json "$out/full-graph.json" "${graph[@]}"
+fi
+if has peers && python3 -c 'import torch' 2>/dev/null; then
+  check "peers" 120 peers.json python3 "$folder/peers.py"
+fi
+if has sanitizer && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
     for name in "norm" "dense, few rows" "experts" "dense in segments" "kda.mix" "mla.dense" "idx.select" "moe.group" "sample.candidates"; do
       together 6
       check "$tool: $name" 60 sanitizer.txt compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" case "$name" &
     done
+    together 6
+    # A prompt past the dense limit, and then windows.
+    check "$tool: the tiny model" 150 sanitizer.txt compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$plugfold" generate --model "$tiny" --device cuda --ids "$(seq -s, 1 60)" --max-tokens 4 &
   done
   wait
 fi
