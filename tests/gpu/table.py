@@ -22,7 +22,7 @@ def main():
     if earlier:
         head += ["earlier, us", "reached then"]
     print("| " + " | ".join(head) + " |")
-    print("| --- | " + "--- | " * (len(head) - 1))
+    print("| " + " | ".join(["---"] * len(head)) + " |")
     for name, t in now.items():
         row = [name, f"{t['microseconds']:.1f}", t["bound"], f"{t['bound_microseconds']:.2f}", f"{t['fraction'] * 100:.0f} %"]
         row += [f"{t['eager']:.1f}", f"{t['host']:.1f}"]
