@@ -249,9 +249,10 @@ fn after_a_request_and_after_one_that_fails_the_values_are_the_servers_again() {
         let of = |c: &Chunks| std::mem::take(&mut *c.0.lock().unwrap());
         (done.is_ok(), seen.iter().map(of).collect::<Vec<_>>())
     };
-    let own = (true, vec![vec![96, 96, 8]; 2]);
+    // Pieces of 64 tokens, cut into chunks.
+    let own = (true, vec![vec![64, 64, 64, 8]; 2]);
     assert_eq!(chunks(1, None), own);
-    assert_eq!(chunks(2, Some(50)), (true, vec![vec![50; 4]; 2]));
+    assert_eq!(chunks(2, Some(32)), (true, vec![vec![32, 32, 32, 32, 32, 32, 8]; 2]));
     assert_eq!(chunks(3, None), own);
     assert_eq!(chunks(4, Some(97)), (false, vec![Vec::new(); 2]), "over the buffers");
     assert_eq!(chunks(5, None), own);
