@@ -186,8 +186,8 @@ fn watched(ranks: usize) -> (Engine, Vec<Chunks>) {
     (engine, seen)
 }
 
-fn knobs(lookup: bool, min: i64, rows: i64) -> Option<Arc<[KnobValue]>> {
-    Some([KnobValue::Bool(lookup), KnobValue::Int(min), KnobValue::Int(rows)].into())
+fn knobs(lookup: bool, min: i64, rows: i64) -> Arc<[KnobValue]> {
+    [KnobValue::Bool(lookup), KnobValue::Int(min), KnobValue::Int(rows)].into()
 }
 
 /// 0090: whatever a request sets, it gets the tokens of serial decoding.
@@ -224,7 +224,7 @@ fn fourteen_sets_of_request_knobs_give_the_serial_tokens() {
                     ids: ids.to_vec(),
                     draft,
                     policy: if draft { "auto".into() } else { String::new() },
-                    knobs: knobs(lookup, min, rows),
+                    knobs: Some(knobs(lookup, min, rows)),
                     ..serial.clone()
                 };
                 // Fresh or from what the one before it left, drafted and not: the same.
@@ -243,7 +243,7 @@ fn fourteen_sets_of_request_knobs_give_the_serial_tokens() {
 fn after_a_request_and_after_one_that_fails_the_values_are_the_servers_again() {
     let (engine, seen) = watched(2);
     let chunks = |seed: u64, rows: Option<i64>| {
-        let knobs = rows.and_then(|rows| knobs(true, 4, rows));
+        let knobs = rows.map(|rows| knobs(true, 4, rows));
         let asked = Request { knobs, ..job(ids(seed, 200, 480), Sampling::GREEDY, "0") };
         let done = reply_with_stats(&engine.submit(asked).unwrap());
         let of = |c: &Chunks| std::mem::take(&mut *c.0.lock().unwrap());
