@@ -87,6 +87,8 @@ struct Seat {
     /// Tokens at the end of what it began with that are its own reply already: it has stepped aside.
     before: Vec<u32>,
     filled: Option<Filled>,
+    /// The window whose masks a thread was asked to fill and nobody has begun: its first position and its tokens.
+    due: Option<(u32, Vec<u32>)>,
     /// Memory of the last window's masks.
     spare: Filled,
     width: usize,
@@ -164,8 +166,17 @@ impl Seat {
         self.filled.as_ref().is_some_and(|f| f.start == start && f.tokens == tokens)
     }
 
+    /// Fills masks on another thread, unless that was done or the reply has gone on since: a thread may come late. What it
+    /// fails with stays with the seat, and is told when the masks are asked for.
+    fn ahead(&mut self, start: u32, tokens: &[u32]) {
+        if self.due.take_if(|(at, due)| *at == start && due == tokens).is_some() {
+            let _ = self.fill(start, tokens);
+        }
+    }
+
     /// Fills the masks of a forward's rows, unless they are there.
     fn fill(&mut self, start: u32, tokens: &[u32]) -> Result<(), String> {
+        self.due = None;
         if self.is_filled(start, tokens) {
             return Ok(());
         }
@@ -266,6 +277,7 @@ impl Seat {
 
     /// Tokens became part of the reply.
     fn committed(&mut self, start: u32, tokens: &[u32]) -> Result<(), String> {
+        self.due = None;
         if let Some(filled) = self.filled.take() {
             self.spare = filled;
         }
@@ -389,6 +401,7 @@ impl Seats {
             before: ids[prompt..].to_vec(),
             grammar: Grammar::Failed("not compiled".into()),
             filled: None,
+            due: None,
             spare: Filled::default(),
             width: self.compiler.tokens.width as usize,
             figures: Figures::default(),
@@ -428,14 +441,21 @@ impl Seats {
             if held.constrains(start, tokens) {
                 any = 1;
                 if !self.pool.is_idle() && !held.is_filled(start, tokens) {
-                    drop(held);
                     let tokens = tokens.to_vec();
-                    // What it fails with stays with the seat, and is told when the masks are asked for.
-                    self.pool.push(Box::new(move || drop(lock(&seat).fill(start, &tokens))));
+                    held.due = Some((start, tokens.clone()));
+                    drop(held);
+                    self.pool.push(Box::new(move || lock(&seat).ahead(start, &tokens)));
                 }
             }
         }
         any
+    }
+
+    /// What a thread does that was asked for the masks of a window.
+    pub fn ahead(&self, slot: u32, start: u32, tokens: &[u32]) {
+        if let Some(seat) = self.of(slot) {
+            lock(&seat).ahead(start, tokens);
+        }
     }
 
     /// Writes where the mask of each row lies: two words a row, an address.

@@ -218,6 +218,25 @@ fn a_request_that_has_stepped_aside_goes_on_where_it_was() {
 }
 
 #[test]
+fn a_thread_that_comes_late_changes_nothing() {
+    let compiler = compiler();
+    for body in grammars() {
+        let (ids, masks) = reference(&compiler, &body, false, 9);
+        let rank = Rank::new(&compiler, &body, false, 2);
+        for at in 0..12 {
+            let (start, window) = (PROMPT + at as u32, &ids[at..at + 2]);
+            rank.seats.ahead(2, start, window);
+            let (_, got) = rank.masks(Phase::Window, start, window).unwrap();
+            rank.seats.ahead(2, start, window);
+            assert_eq!(got, masks[at + 1..=at + 2]);
+            rank.commit(start, &window[..1]);
+            // The window is over; its masks were filled by whoever asked for them first.
+            rank.seats.ahead(2, start, window);
+        }
+    }
+}
+
+#[test]
 fn a_kept_token_that_the_grammar_forbids_ends_the_reply() {
     let compiler = compiler();
     let body = json!({"guided_choice": ["one", "two"]});
