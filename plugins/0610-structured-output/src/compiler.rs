@@ -240,8 +240,9 @@ impl Compiler {
             });
         }
         match told.recv_timeout(end.saturating_duration_since(Instant::now())) {
-            Ok(compiled) => compiled,
-            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err(late()),
+            Ok(compiled) if Instant::now() < end => compiled,
+            // It is kept for who asks again.
+            Ok(_) | Err(std::sync::mpsc::RecvTimeoutError::Timeout) => Err(late()),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
                 Err(Problem { at: asked.at.clone(), what: "the library fails on it".into() })
             }

@@ -115,7 +115,12 @@ pub fn parts(schema: &Value, at: &str) -> Vec<(String, Value)> {
 pub fn source(asked: &Asked, tokens: &Tokens, rules: Rules) -> Result<Source, Problem> {
     let plain = |grammar| Source { grammar, unenforced: Vec::new(), parts: Vec::new() };
     let problem = |what: String| Problem { at: asked.at.clone(), what };
-    let unreadable = |e: serde_json::Error| problem(format!("cannot be read again: {e}"));
+    let unreadable = |e: serde_json::Error| match e.to_string() {
+        told if told.contains("recursion limit") => {
+            problem(format!("is nested deeper than {} levels (knob depth)", rules.depth))
+        }
+        told => problem(format!("cannot be read again: {told}")),
+    };
     match asked.kind {
         Kind::Json => {
             let schema = settled(json!({"type": "object"}), false);

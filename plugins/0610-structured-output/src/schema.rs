@@ -436,14 +436,12 @@ impl<'s> Walk<'s> {
         self.deep(at, depth)?;
         match value {
             Value::Number(n) => {
-                let exact = n
-                    .as_f64()
-                    .is_some_and(|f| f.is_finite() && (f.abs() <= EXACT || !(n.is_i64() || n.is_u64())));
+                let whole = n.as_u64().or_else(|| n.as_i64().map(i64::unsigned_abs));
+                let exact = whole.map_or(n.as_f64().is_some_and(f64::is_finite), |n| n <= EXACT as u64);
                 if exact {
-                    Ok(())
-                } else {
-                    self.problem(at, format!("{n} is beyond 2^53 and cannot be enforced exactly"))
+                    return Ok(());
                 }
+                self.problem(at, format!("{n} is beyond 2^53 and cannot be enforced exactly"))
             }
             Value::Array(items) => items
                 .iter()
