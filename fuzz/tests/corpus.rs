@@ -55,7 +55,7 @@ fn knobs_and_manifests() {
 
 #[test]
 fn schemas_and_grammars() {
-    check("schema", 3_000);
+    check("schema", 20_000);
 }
 
 #[test]

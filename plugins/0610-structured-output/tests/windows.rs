@@ -104,13 +104,13 @@ impl Rank {
         tokens: &[u32],
     ) -> Result<(u64, Vec<Option<Vec<u32>>>), String> {
         let all: Vec<u32> = [9, 9].iter().chain(tokens).chain(&[8]).copied().collect();
-        let rows = [2, tokens.len() as u32, 1];
+        let (rows, starts, slots) = ([2, tokens.len() as u32, 1], [40, start, 3], [0, 2, 1]);
         let batch = BatchFacts {
             phase,
             tokens: Slice::from(&all[..]),
             rows: Slice::from(&rows[..]),
-            starts: Slice::from(&[40, start, 3][..]),
-            slots: Slice::from(&[0, 2, 1][..]),
+            starts: Slice::from(&starts[..]),
+            slots: Slice::from(&slots[..]),
             knobs: Slice::default(),
         };
         let word = self.seats.word(&batch);
