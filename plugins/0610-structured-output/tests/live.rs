@@ -1,14 +1,14 @@
 //! Requests over HTTP against the demo model: what comes out keeps to its grammar, and is the same however it is computed.
 #![allow(clippy::unwrap_used)]
 
-mod support {
-    include!("support/mod.rs");
-    pub mod live;
-}
+#[path = "support/live.rs"]
+mod server;
+mod support;
 
 use plugfold_0610_structured_output::Settings;
+use plugfold_engine::service::Service as _;
 use serde_json::{Value, json};
-use support::live::{How, Live, body};
+use server::{How, Live, body};
 
 fn threads(threads: usize) -> Option<Settings> {
     Some(Settings { threads, ..support::patient() })
@@ -160,8 +160,6 @@ fn a_constrained_reply_is_valid_and_the_same_drafted_batched_and_on_ranks() {
         }
     }
 }
-
-use plugfold_engine::service::Service as _;
 
 #[test]
 fn plain_requests_are_what_they_are_without_the_feature() {

@@ -18,7 +18,7 @@ use plugfold_tests::http::{Reply, post};
 use plugfold_tests::model::{engine, options};
 use serde_json::{Value, json};
 
-use super::{demo, patient, tokens};
+use crate::support::{demo, patient, tokens};
 
 /// How a server is set up.
 #[derive(Clone)]
