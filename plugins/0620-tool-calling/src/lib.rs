@@ -51,7 +51,8 @@ impl Plugin for ToolCalling {
         let Some(fixes) = self.fixes.get() else { return Ok(()) };
         let found = services.find("grammar".into())?.into_option();
         let grammar = found.map(|found| found.get::<GrammarObject>()).transpose();
-        fixes.meet(grammar.map_err(|e| OpError::new(format!("service grammar: {e}")))?)
+        let grammar = grammar.map_err(|e| OpError::new(format!("service grammar: {e}")))?;
+        fixes.meet(grammar.as_deref())
     }
 }
 
