@@ -95,6 +95,10 @@ pub struct Settings {
     pub stall_s: f64,
     /// Prompt tokens a second allowed for before the first token.
     pub stall_prefill_tps: f64,
+    /// Whether a client that leaves ends its request; otherwise only a stream that cannot be written does.
+    pub disconnect: bool,
+    /// Address of an OpenTelemetry collector that traces go to.
+    pub otlp_endpoint: Option<String>,
     /// Load weights that are not numbers.
     pub allow_nan: bool,
     /// Bounds on what clients can make the server hold.
@@ -131,6 +135,8 @@ impl Default for Settings {
             health: HealthMode::default(),
             stall_s: 0.0,
             stall_prefill_tps: 200.0,
+            disconnect: true,
+            otlp_endpoint: None,
             allow_nan: false,
             limits: Limits::default(),
         }
@@ -232,6 +238,7 @@ impl Settings {
             health: self.health,
             stall_s: self.stall_s,
             stall_prefill_tps: self.stall_prefill_tps,
+            disconnect: self.disconnect,
             limits: self.limits.clone(),
         }
     }

@@ -12,5 +12,7 @@ pub mod knobs;
 pub mod plugins;
 pub mod reply;
 pub mod scripted;
+pub mod stacks;
 pub mod text;
+pub mod traces;
 pub mod vision;

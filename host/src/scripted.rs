@@ -170,7 +170,7 @@ impl Service for ScriptedService {
         state.stats.waiting = state.queue.len();
         drop(state);
         self.shared.changed.notify_one();
-        Ok(Handle { events: receiver, cancel })
+        Ok(Handle { events: receiver, cancel, satisfied: Arc::default() })
     }
 
     fn stats(&self) -> EngineStats {

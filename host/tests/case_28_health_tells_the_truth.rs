@@ -8,25 +8,11 @@ use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use plugins::{ROOT, Served, built};
+use plugins::{ROOT, Served, built, children};
 use serde_json::{Value, json};
 
 /// Only a broken server uses it up; the documented bound is 5 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The processes that a process started and that run.
-fn children(parent: u32) -> Vec<u32> {
-    let of = |stat: &str| -> Option<(u32, u32)> {
-        // The name between the brackets may hold anything; state and parent follow it.
-        let (head, rest) = stat.rsplit_once(") ")?;
-        let mut fields = rest.split(' ');
-        let state = fields.next()?;
-        Some((head.split(' ').next()?.parse().ok().filter(|_| state != "Z")?, fields.next()?.parse().ok()?))
-    };
-    let all = std::fs::read_dir("/proc").unwrap().flatten();
-    let stats = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
-    stats.filter_map(|stat| of(&stat)).filter(|(_, of)| *of == parent).map(|(id, _)| id).collect()
-}
 
 /// One exchange, if the server still takes it.
 fn exchange(address: &str, request: &str) -> Option<String> {

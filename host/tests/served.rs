@@ -98,6 +98,17 @@ fn the_quickstart_serves_and_ends_on_a_signal() {
     assert!(reply["choices"][0]["message"]["content"].as_str().unwrap().contains('5'), "{reply}");
     let (again, same) = served.post("/v1/chat/completions", &body);
     assert_eq!((again, &same["choices"]), (200, &reply["choices"]));
+    // A prompt that is sent again is resumed from its last multiple of 64 before its end.
+    let long = "What is 2 + 3? ".repeat(40);
+    let body = serde_json::json!({"messages": [{"role": "user", "content": long}], "max_tokens": 8});
+    let (_, first) = served.post("/v1/chat/completions", &body);
+    let tokens = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert!(tokens > 200, "{first}");
+    for _ in 0..2 {
+        let (_, again) = served.post("/v1/chat/completions", &body);
+        assert_eq!(again["choices"], first["choices"]);
+        assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], (tokens - 1) / 64 * 64);
+    }
     assert!(served.stop().success());
 }
 
@@ -162,6 +173,11 @@ fn bad_input_is_one_clear_line() {
     refused(&["serve", "--profile", "nosuch"], &["nosuch", "config/nosuch.toml"]);
     refused(&["serve", "--model", &tiny(), "--port", "0"], &["tokenizer.json"]);
     refused(&["serve", "--model", &tiny(), "--port", "0", "--slots", "0"], &["slots", "at least 1"]);
+    #[cfg(not(feature = "otel"))]
+    refused(
+        &["serve", "--model", &tiny(), "--port", "0", "--set", "server.otlp_endpoint=http://127.0.0.1:1"],
+        &["otlp_endpoint", "--features otel"],
+    );
     refused(&["generate", "--model", &tiny(), "--ids", "1,x"], &["--ids"]);
     refused(&["generate", "--model", &tiny(), "--ids", "512"], &["512", "vocabulary"]);
     refused(&["generate", "--model", &tiny(), "--prompt", "x"], &["tokenizer.json", "--ids"]);

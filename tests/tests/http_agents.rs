@@ -66,7 +66,9 @@ fn played(name: &str, recording: &Value) -> (TestServer, Option<String>, Reply) 
 #[test]
 fn opencode() {
     for (name, recording) in of("opencode") {
-        let (_, tool, reply) = played(&name, &recording);
+        let (server, tool, reply) = played(&name, &recording);
+        // The request without tools is that for a title: it yields to the turn that is sent beside it.
+        assert_eq!(server.requests()[0].background, tool.is_none(), "{name}");
         let events = reply.events();
         let calls: Vec<&Value> = events
             .iter()

@@ -149,3 +149,33 @@ fn case_7_empty_and_null_tool_fields() {
     assert!(error["message"].as_str().unwrap().contains("zebra"));
     after.finish();
 }
+
+#[test]
+fn case_6_required_with_nothing_called_claims_no_call() {
+    let server = TestServer::start();
+    let after = Aftercheck::begin(&server);
+    // Nothing holds this server's model to a call: prose stays prose, and a budget that cuts a call off is what ended it.
+    server.scripts.set("#prose", say("</think>I would rather talk.<|endoftext|>"));
+    server.scripts.set("#cut", say(&format!("</think>{}<|observation|>", call("a", &[("k", "v")]))));
+    for stream in [false, true] {
+        for (mark, more, finish, content) in [
+            ("#prose", json!({}), "stop", "I would rather talk."),
+            ("#cut", json!({"max_tokens": 3}), "length", "<tool_call>a"),
+        ] {
+            let mut body = more;
+            body["tools"] = tools(&["a"]);
+            body["tool_choice"] = "required".into();
+            body["stream"] = stream.into();
+            let reply = server.chat(mark, body);
+            assert!(!reply.text().contains("\"tool_calls\""), "{}", reply.text());
+            let said = Said::read(&reply);
+            assert_eq!((said.content.as_str(), said.finish.as_str()), (content, finish), "stream {stream}");
+        }
+    }
+    let whole = Said::read(&server.chat("#cut", json!({"tools": tools(&["a"]), "tool_choice": "required"})));
+    assert_eq!((whole.calls.len(), whole.finish.as_str()), (1, "tool_calls"));
+    // Without tools there is nothing to call.
+    let none = server.chat("x", json!({"tool_choice": "required"}));
+    assert_eq!((none.status, &none.json()["error"]["param"]), (400, &json!("tool_choice")));
+    after.finish();
+}

@@ -287,6 +287,9 @@ fn failures_of_the_engine() {
         let (error, before) = events.split_last().unwrap();
         assert_eq!(error["error"]["type"], kind);
         assert_eq!(before.last().unwrap()["choices"][0]["delta"]["content"], "b");
+        // What ends one request leaves the engine fit.
+        let health = server.health();
+        assert_eq!((health.get("fatal"), &health["ok"]), (None, &json!(true)));
     }
     after.finish();
 }
@@ -299,8 +302,14 @@ fn strict_health_refuses_after_a_failure() {
         assert_eq!(server.get("/health").status, 200);
         server.engine.fail("rank 1 is gone");
         let reply = server.get("/v1/health");
-        assert_eq!((reply.status, reply.json()["fatal"].as_str()), (health, Some("rank 1 is gone")));
+        let told = reply.json();
+        assert_eq!((reply.status, told["fatal"].as_str()), (health, Some("rank 1 is gone")));
+        assert_eq!(told["ok"], false, "whatever the status, the verdict is told");
         assert_eq!(server.chat("x", json!({"stream": true})).status, chat);
+        let rejected =
+            format!("tensorfold_requests_rejected_total{{model=\"scripted\"}} {}", u8::from(chat == 503));
+        assert!(server.get("/metrics").text().contains(&rejected), "{rejected}");
+        assert!(server.get("/metrics").text().contains("tensorfold_engine_fatal{model=\"scripted\"} 1"));
     }
 }
 

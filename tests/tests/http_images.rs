@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::Cursor;
+use std::net::TcpListener;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -126,5 +127,39 @@ fn case_22_bad_images_are_refused_before_a_stream() {
     }
     // The same text without images is text.
     assert_eq!(server.post("/v1/chat/completions", &chat("<|image|>", json!({}))).status, 200);
+    after.finish();
+}
+
+#[test]
+fn an_image_elsewhere_is_refused_without_a_connection() {
+    let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    elsewhere.set_nonblocking(true).unwrap();
+    let address = elsewhere.local_addr().unwrap();
+    let server = server(Limits::default());
+    let after = Aftercheck::begin(&server);
+    for url in [
+        format!("http://{address}/secret.png"),
+        format!("https://{address}/secret.png"),
+        format!("https://user:secret@localhost:{}/x.png", address.port()),
+        "https://169.254.169.254/latest/meta-data/secret".into(),
+        "file:///etc/secret".into(),
+        "ftp://example.org/secret.png".into(),
+    ] {
+        for part in [
+            json!({"type": "image_url", "image_url": {"url": url}}),
+            json!({"type": "image_url", "image_url": url}),
+            json!({"type": "input_image", "image_url": url}),
+            json!({"type": "image", "image": url}),
+        ] {
+            let body = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, part]}],
+                              "stream": true});
+            let reply = server.post("/v1/chat/completions", &body);
+            let error = &reply.json()["error"];
+            assert_eq!((reply.status, &error["param"]), (400, &json!("messages")), "{body}: {error}");
+            assert!(!reply.text().contains("secret"), "no answer tells an address: {}", reply.text());
+        }
+    }
+    let told = elsewhere.accept().unwrap_err();
+    assert_eq!(told.kind(), std::io::ErrorKind::WouldBlock, "nobody came");
     after.finish();
 }

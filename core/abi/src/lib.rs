@@ -13,6 +13,7 @@ mod comm;
 mod error;
 mod knobs;
 pub mod life;
+pub mod markup;
 pub mod ops;
 pub mod points;
 mod program;

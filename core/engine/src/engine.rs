@@ -43,6 +43,7 @@ struct Job {
     request: Request,
     events: Listener,
     cancel: Arc<AtomicBool>,
+    satisfied: Arc<AtomicBool>,
     submitted: Instant,
     knobs: Values,
     /// Known once the engine thread has seen it.
@@ -193,13 +194,14 @@ impl Service for Engine {
             }
             stats.waiting += 1;
         }
-        let cancel = Arc::new(AtomicBool::new(false));
+        let (cancel, satisfied) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         let job = Job {
             number,
             knobs: request.knobs.clone().unwrap_or_else(|| self.shared.defaults.clone()),
             request,
             events,
             cancel: cancel.clone(),
+            satisfied: satisfied.clone(),
             submitted: Instant::now(),
             tag: None,
             draft_layer: false,
@@ -211,7 +213,7 @@ impl Service for Engine {
         if sent.is_err() {
             return Err(EngineError::Unavailable("the engine has stopped".into()));
         }
-        Ok(Handle { events: receiver, cancel })
+        Ok(Handle { events: receiver, cancel, satisfied })
     }
 
     fn stats(&self) -> EngineStats {

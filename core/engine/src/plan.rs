@@ -50,7 +50,13 @@ pub struct Admission {
     pub marks: Vec<usize>,
     /// Why, mark by mark; none where nobody says.
     pub reasons: Vec<String>,
+    /// The state that its prompt leaves behind is one before its end: that of the mark called [`PROMPT`], or the one that it
+    /// resumed from.
+    pub early: bool,
 }
+
+/// The reason of a mark that stands for the end of its prompt.
+pub const PROMPT: &str = "prompt";
 
 /// Where a prefill begins.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -4,6 +4,7 @@
 //! scripted. Text never enters the engine: tokenizing, templates and stop strings are the front end's.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 
 use plugfold_abi::points::Attachment as Blob;
@@ -191,13 +192,21 @@ pub struct Handle {
     /// Events in order.
     pub events: Receiver<Event>,
     /// Tells the engine that nobody listens any more.
-    pub cancel: Arc<std::sync::atomic::AtomicBool>,
+    pub cancel: Arc<AtomicBool>,
+    /// Says that the front end has all it wants: a request that is cancelled after that counts as one that stopped.
+    pub satisfied: Arc<AtomicBool>,
 }
 
 impl Handle {
     /// Ends the request at the next round.
     pub fn cancel(&self) {
-        self.cancel.store(true, std::sync::atomic::Ordering::Release);
+        self.cancel.store(true, Ordering::Release);
+    }
+
+    /// Ends the request at the next round because its reply is complete: what comes would be beyond a stop string.
+    pub fn complete(&self) {
+        self.satisfied.store(true, Ordering::Release);
+        self.cancel();
     }
 }
 

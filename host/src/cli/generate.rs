@@ -1,17 +1,26 @@
 //! `plugfold generate` and `plugfold tokenize`.
 
 use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
-use plugfold::chains::Chains;
-use plugfold::reply::stop::StopStrings;
-use plugfold::reply::{ChatParser, Piece, ReplyParser, ReplyReader, Verbatim};
+use plugfold::http::completions;
+use plugfold::http::pump::Update;
+use plugfold::http::request::{self, Kind};
+use plugfold::http::{App, HttpSettings};
+use plugfold::reply::Piece;
 use plugfold::text::{ChatRequest, TextModel};
-use plugfold_engine::service::{Event, Finish, Request, RequestStats, Sampling, Service as _};
-use serde_json::{Map, json};
+use plugfold_engine::engine::Engine;
+use plugfold_engine::service::{Event, Finish, Handle, Request, RequestStats, Sampling, Service as _};
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+use tracing::Span;
 
 use super::progress::Prefilling;
+use super::setup::Setup;
 use super::{ModelArgs, ids, model};
 
 /// The prompt, in one of three forms.
@@ -88,23 +97,94 @@ impl Generate {
     /// Runs the prompt.
     pub fn run(self) -> anyhow::Result<()> {
         let setup = self.model.setup(json!({"slots": 1}))?;
-        let settings = setup.settings();
-        let folder = settings.model_dir()?;
+        let folder = setup.settings().model_dir()?;
         // A prompt that cannot be read is found before the model is loaded.
-        let mut text = text_of(&folder)?;
-        let prompt = self.prompt.encode(text.as_ref(), !self.no_thinking)?;
+        let text = text_of(&folder)?;
+        self.prompt.encode(text.as_ref(), !self.no_thinking)?;
         let (engine, others) = model::engine(&setup)?;
-        let info = engine.info().clone();
-        if let Some(text) = &mut text {
-            text.add_stop_ids(&info.eos_ids);
-            let ends = Chains::new(others.hooks()).start(&text.tokenizer)?;
-            text.add_stop_ids(&ends);
-        }
-        let stop_ids = match &text {
-            _ if self.ignore_eos => Vec::new(),
-            Some(text) => text.stop_ids.clone(),
-            None => info.eos_ids.clone(),
+        let mut reply = Reply { shown: !self.json, ..Reply::default() };
+        let ran = match text {
+            Some(text) => self.through_the_server(&setup, &folder, text, &engine, &others, &mut reply),
+            None => self.of_ids(&engine, &mut reply),
         };
+        let (prompt, finish, stats) = ran?;
+        if self.json {
+            println!("{}", report(&prompt, &reply, finish, &stats));
+        } else {
+            println!();
+        }
+        drop(engine);
+        others.finish();
+        Ok(())
+    }
+
+    /// The way of a request that came over HTTP: all links of plugins, the settings in force, the same reader of replies.
+    fn through_the_server(
+        &self,
+        setup: &Setup,
+        folder: &Path,
+        mut text: TextModel,
+        engine: &Arc<Engine>,
+        others: &model::Others,
+        reply: &mut Reply,
+    ) -> anyhow::Result<(Vec<u32>, Finish, RequestStats)> {
+        text.add_stop_ids(&engine.info().eos_ids);
+        let knobs = Arc::new(others.table(&setup.resolved));
+        // A budget that nobody asks for is cut to what is left of the context.
+        let http =
+            HttpSettings { knobs, max_tokens: self.max_tokens.max(1), ..setup.settings().http(folder) };
+        let app = App::new(engine.clone(), Arc::new(text), http).with_hooks(others.hooks())?;
+        let app = Arc::new(app);
+        let (kind, body) = self.body()?;
+        let job = request::read(&app, kind, body).map_err(|error| anyhow!("{}", error.message))?;
+        let prompt = job.request.ids.clone();
+        let bar = Prefilling::start(prompt.len());
+        let submit = |request: Request| Ok(watched(engine.submit(request)?, bar));
+        let updates = completions::run(&app, job, Arc::<Notify>::default(), Span::none(), submit);
+        let mut updates = updates.map_err(|error| anyhow!("{}", error.message))?;
+        loop {
+            match updates.wait().context("the engine dropped the request")? {
+                Update::Part(part) => reply.show(part.pieces)?,
+                Update::End(ending) => {
+                    reply.ids = ending.ids;
+                    return Ok((prompt, ending.finish, ending.stats));
+                }
+                Update::Failed(error) => bail!("{error}"),
+            }
+        }
+    }
+
+    /// The request in the words of a client.
+    fn body(&self) -> anyhow::Result<(Kind, Map<String, Value>)> {
+        let (kind, prompt) = match &self.prompt {
+            Prompt { ids: Some(list), .. } => (Kind::Text, json!({"prompt": ids(list)?})),
+            Prompt { prompt: Some(text), .. } => (Kind::Text, json!({"prompt": text})),
+            Prompt { chat, .. } => (Kind::Chat, json!({"messages": [{"role": "user", "content": chat}]})),
+        };
+        let mut body = json!({
+            "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed,
+            "ignore_eos": self.ignore_eos, "stream": true,
+        });
+        if kind == Kind::Chat && self.no_thinking {
+            body["chat_template_kwargs"] = json!({"enable_thinking": false});
+        }
+        let mut whole = Map::new();
+        for part in [prompt, body] {
+            if let Value::Object(part) = part {
+                whole.extend(part);
+            }
+        }
+        Ok((kind, whole))
+    }
+
+    /// A model without a tokenizer takes and gives ids.
+    fn of_ids(
+        &self,
+        engine: &Arc<Engine>,
+        reply: &mut Reply,
+    ) -> anyhow::Result<(Vec<u32>, Finish, RequestStats)> {
+        let prompt = self.prompt.encode(None, false)?;
+        let info = engine.info();
         let sampling = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -116,41 +196,37 @@ impl Generate {
             ids: prompt.clone(),
             sampling,
             max_tokens: self.max_tokens.min(info.context.saturating_sub(prompt.len()).max(1)),
-            stop_ids,
+            stop_ids: if self.ignore_eos { Vec::new() } else { info.eos_ids.clone() },
             ..Request::default()
         };
-        let handle = engine.submit(request)?;
-        let thinking = text.as_ref().is_some_and(|t| t.thinking_is_open(&prompt));
-        let parser: Box<dyn ReplyParser> = if self.prompt.chat.is_some() {
-            Box::new(ChatParser::new(thinking, Vec::new()))
-        } else {
-            Box::new(Verbatim)
-        };
-        let mut reply = Reply::new(parser, !self.json);
-        let bar = Prefilling::start(prompt.len());
-        let (finish, stats) = loop {
+        let handle = watched(engine.submit(request)?, Prefilling::start(prompt.len()));
+        loop {
             match handle.events.recv().context("the engine dropped the request")? {
-                Event::Prefill { done, .. } => bar.at(done),
-                Event::Logprobs(_) => {}
-                Event::Tokens(ids) => {
-                    bar.done();
-                    reply.take(&ids, text.as_ref())?;
-                }
-                Event::Done { finish, stats } => break (finish, stats),
+                Event::Prefill { .. } | Event::Logprobs(_) => {}
+                Event::Tokens(ids) => reply.take(&ids)?,
+                Event::Done { finish, stats } => return Ok((prompt, finish, stats)),
                 Event::Error(error) => bail!("{error}"),
             }
-        };
-        reply.end(text.as_ref())?;
-        if self.json {
-            println!("{}", report(&prompt, &reply, finish, &stats));
-        } else {
-            println!();
         }
-        drop(handle);
-        drop(engine);
-        others.finish();
-        Ok(())
     }
+}
+
+/// A request whose prefill a bar follows.
+fn watched(handle: Handle, bar: Prefilling) -> Handle {
+    let (sender, events) = channel();
+    let watched = Handle { events, cancel: handle.cancel.clone(), satisfied: handle.satisfied.clone() };
+    std::thread::spawn(move || {
+        for event in &handle.events {
+            match &event {
+                Event::Prefill { done, .. } => bar.at(*done),
+                _ => bar.done(),
+            }
+            if sender.send(event).is_err() {
+                break;
+            }
+        }
+    });
+    watched
 }
 
 fn report(prompt: &[u32], reply: &Reply, finish: Finish, stats: &RequestStats) -> serde_json::Value {
@@ -171,8 +247,8 @@ fn report(prompt: &[u32], reply: &Reply, finish: Finish, stats: &RequestStats) -
 }
 
 /// A reply as it grows; the answer goes to standard output, reasoning to standard error.
+#[derive(Default)]
 struct Reply {
-    reader: ReplyReader,
     shown: bool,
     ids: Vec<u32>,
     content: String,
@@ -180,36 +256,15 @@ struct Reply {
 }
 
 impl Reply {
-    fn new(parser: Box<dyn ReplyParser>, shown: bool) -> Self {
-        let reader = ReplyReader::new(parser, StopStrings::default());
-        Self { reader, shown, ids: Vec::new(), content: String::new(), reasoning: String::new() }
-    }
-
-    fn take(&mut self, ids: &[u32], text: Option<&TextModel>) -> anyhow::Result<()> {
+    /// Ids of a model without text.
+    fn take(&mut self, ids: &[u32]) -> anyhow::Result<()> {
         self.ids.extend_from_slice(ids);
-        let mut pieces = Vec::new();
-        match text {
-            Some(text) => {
-                for id in ids {
-                    self.reader.push(text.tokenizer.token_bytes(*id), &mut pieces);
-                }
-            }
-            None if self.shown => {
-                let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-                print!("{},", ids.join(","));
-                std::io::stdout().flush()?;
-            }
-            None => {}
+        if self.shown {
+            let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+            print!("{},", ids.join(","));
+            std::io::stdout().flush()?;
         }
-        self.show(pieces)
-    }
-
-    fn end(&mut self, text: Option<&TextModel>) -> anyhow::Result<()> {
-        let mut pieces = Vec::new();
-        if text.is_some() {
-            self.reader.finish(&mut pieces);
-        }
-        self.show(pieces)
+        Ok(())
     }
 
     fn show(&mut self, pieces: Vec<Piece>) -> anyhow::Result<()> {

@@ -33,6 +33,11 @@ use clap::{Args, Parser, Subcommand};
 use plugfold::config::{Device, Settings};
 use serde::Serialize;
 use setup::Setup;
+use tracing::Subscriber;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer, Registry};
 
 /// Serves GLM-5.3-Flash-architecture models over an OpenAI-compatible API.
 #[derive(Parser)]
@@ -191,9 +196,13 @@ impl ModelArgs {
 /// Runs the command line.
 pub fn run() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
-    log(&cli.log)?;
+    // Serving starts its log itself: where traces go is one of its settings.
+    if !matches!(cli.command, Command::Serve(_)) {
+        cli.log.start()?;
+    }
+    ::plugfold::stacks::on_signal().context("the signal that prints stacks")?;
     match cli.command {
-        Command::Serve(args) => return args.run(),
+        Command::Serve(args) => return args.run(&cli.log),
         Command::Generate(args) => args.run()?,
         Command::Tokenize(args) => args.run()?,
         Command::Debug(args) => args.run()?,
@@ -215,16 +224,59 @@ pub fn run() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn log(options: &Log) -> anyhow::Result<()> {
-    let filter = tracing_subscriber::EnvFilter::try_new(&options.log)
-        .with_context(|| format!("--log {:?} is not a filter", options.log))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if options.log_json {
-        builder.json().init();
-    } else {
-        builder.init();
+impl Log {
+    /// The log lines as a layer.
+    fn lines<S>(&self) -> anyhow::Result<Box<dyn Layer<S> + Send + Sync>>
+    where
+        S: Subscriber + for<'s> LookupSpan<'s> + Send + Sync,
+    {
+        let filter = tracing_subscriber::EnvFilter::try_new(&self.log)
+            .with_context(|| format!("--log {:?} is not a filter", self.log))?;
+        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        Ok(if self.log_json {
+            lines.json().with_filter(filter).boxed()
+        } else {
+            lines.with_filter(filter).boxed()
+        })
     }
-    Ok(())
+
+    /// Lets log lines be printed from now on.
+    fn start(&self) -> anyhow::Result<()> {
+        Registry::default().with(self.lines()?).init();
+        Ok(())
+    }
+
+    /// Runs what has to be known before log lines and traces can start, with its own lines.
+    fn before<T>(&self, work: impl FnOnce() -> T) -> anyhow::Result<T> {
+        let lines = Registry::default().with(self.lines()?);
+        Ok(tracing::subscriber::with_default(lines, work))
+    }
+
+    /// As [`Log::start`], and lets traces be sent to a collector while what this gives lives.
+    #[cfg(feature = "otel")]
+    fn start_with_traces(&self, settings: &Settings) -> anyhow::Result<Option<::plugfold::traces::Sending>> {
+        let Some(endpoint) = &settings.otlp_endpoint else {
+            self.start()?;
+            return Ok(None);
+        };
+        let (layer, sending) =
+            ::plugfold::traces::sending(endpoint, "plugfold").map_err(anyhow::Error::msg)?;
+        Registry::default().with(layer).with(self.lines()?).init();
+        Ok(Some(sending))
+    }
+
+    /// As [`Log::start`]: this program was built without traces.
+    #[cfg(not(feature = "otel"))]
+    fn start_with_traces(&self, settings: &Settings) -> anyhow::Result<Option<()>> {
+        if let Some(endpoint) = &settings.otlp_endpoint {
+            bail!(
+                "otlp_endpoint is {endpoint:?}, but this program was built without traces: build it with --features otel, or \
+                 remove the setting"
+            );
+        }
+        self.start()?;
+        Ok(None)
+    }
 }
 
 /// Says a line on standard error, in one write: a process that is killed, or another that shares the terminal, tears no line.

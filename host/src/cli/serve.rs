@@ -15,8 +15,8 @@ use plugfold_engine::service::Service;
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::ModelArgs;
 use super::model;
+use super::{Log, ModelArgs};
 
 /// How long a server with a failed engine answers before it exits.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -76,9 +76,10 @@ struct Flags {
 
 impl Serve {
     /// Serves until a signal comes or the engine fails.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
-        let setup = self.model.setup(&self.flags)?;
+    pub fn run(self, log: &Log) -> anyhow::Result<ExitCode> {
+        let setup = log.before(|| self.model.setup(&self.flags))??;
         let settings = setup.settings();
+        let _sending = log.start_with_traces(settings)?;
         // The server's own threads start when plugins are there to be told of them.
         let binding =
             tokio::runtime::Builder::new_current_thread().enable_all().build().context("the HTTP threads")?;

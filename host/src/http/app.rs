@@ -122,6 +122,8 @@ pub struct HttpSettings {
     pub stall_s: f64,
     /// Prompt tokens a second that a stalled-request check allows for before the first token.
     pub stall_prefill_tps: f64,
+    /// Whether a client that leaves ends its request; otherwise only a stream that cannot be written does.
+    pub disconnect: bool,
     /// Bounds on what clients can make the server hold.
     pub limits: Limits,
 }
@@ -143,6 +145,7 @@ impl HttpSettings {
             health: HealthMode::default(),
             stall_s: 0.0,
             stall_prefill_tps: 200.0,
+            disconnect: true,
             limits: Limits::default(),
         }
     }
@@ -190,7 +193,20 @@ pub struct Running {
     tokens: AtomicUsize,
 }
 
+impl Running {
+    /// Whether it has been quiet for too long at a time of the app's clock. Before its first token it may be quiet for its
+    /// prefill as well.
+    fn stall(&self, now_ms: u64, stall_s: f64, prefill_tps: f64) -> Option<Stall> {
+        let quiet_s = now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed)) as f64 / 1e3;
+        let first = self.tokens.load(Ordering::Relaxed) == 0;
+        let prefill = if first { self.prompt as f64 / prefill_tps.max(1e-3) } else { 0.0 };
+        let allowed_s = stall_s + prefill;
+        (quiet_s > allowed_s).then_some(Stall { prompt: self.prompt, quiet_s, allowed_s })
+    }
+}
+
 /// A request that has not given a token for longer than it may.
+#[derive(Debug, PartialEq)]
 pub struct Stall {
     /// Prompt tokens.
     pub prompt: usize,
@@ -300,15 +316,7 @@ impl App {
         }
         let now = self.now_ms();
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        let stalls = running.values().filter_map(|request| {
-            let quiet_s = now.saturating_sub(request.heard_ms.load(Ordering::Relaxed)) as f64 / 1e3;
-            let first = request.tokens.load(Ordering::Relaxed) == 0;
-            let prefill =
-                if first { request.prompt as f64 / self.settings.stall_prefill_tps.max(1e-3) } else { 0.0 };
-            let allowed_s = stall + prefill;
-            (quiet_s > allowed_s).then_some(Stall { prompt: request.prompt, quiet_s, allowed_s })
-        });
-        stalls.collect()
+        running.values().filter_map(|one| one.stall(now, stall, self.settings.stall_prefill_tps)).collect()
     }
 
     /// Refuses new completions once the engine has failed, in strict health mode.
@@ -346,5 +354,30 @@ impl Drop for Guard {
     fn drop(&mut self) {
         self.app.active_ms.store(self.app.now_ms(), Ordering::Relaxed);
         self.app.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_may_be_quiet_for_its_prefill_and_afterwards_for_the_limit_alone() {
+        let one = Running {
+            since: Instant::now(),
+            prompt: 1000,
+            heard_ms: AtomicU64::new(2_000),
+            tokens: AtomicUsize::new(0),
+        };
+        // 10 s, and 1,000 tokens at 200 a second.
+        let at = |ms: u64| one.stall(ms, 10.0, 200.0);
+        assert_eq!(at(17_000), None);
+        assert_eq!(at(17_001), Some(Stall { prompt: 1000, quiet_s: 15.001, allowed_s: 15.0 }));
+        one.tokens.store(1, Ordering::Relaxed);
+        one.heard_ms.store(20_000, Ordering::Relaxed);
+        assert_eq!(at(30_000), None);
+        assert_eq!(at(30_001), Some(Stall { prompt: 1000, quiet_s: 10.001, allowed_s: 10.0 }));
+        // A clock that was read before the token came.
+        assert_eq!(at(19_000), None);
     }
 }

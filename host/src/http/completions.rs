@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::future::Future as _;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -12,9 +12,11 @@ use axum::body::{Body, Bytes};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use plugfold_engine::hooks::HookError;
-use plugfold_engine::service::EngineError;
+use plugfold_engine::service::{EngineError, Handle, Request};
 use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
+use tracing::Span;
 
 use super::app::App;
 use super::body::{Incoming, object};
@@ -31,6 +33,7 @@ use crate::chains::ReplyLinks;
 use crate::reply::stop::StopStrings;
 use crate::reply::tools::ToolSpec;
 use crate::reply::{ChatParser, PieceLinks, ReplyParser, ReplyReader, Verbatim};
+use crate::traces;
 
 /// A request whose reply has begun.
 struct Started {
@@ -42,9 +45,11 @@ struct Started {
 
 /// Serves a completion.
 pub async fn serve(app: Arc<App>, incoming: Incoming, dialect: Dialect) -> Response {
-    let started = match start(&app, incoming, dialect).await {
+    let span = traces::request(&incoming.path, &incoming.headers);
+    let started = match start(&app, incoming, dialect, &span).await {
         Ok(started) => started,
         Err(error) => {
+            traces::failed(&span, &error.message);
             app.rejected.fetch_add(1, Ordering::Relaxed);
             return dialect.refuse(&error);
         }
@@ -60,11 +65,18 @@ pub async fn serve(app: Arc<App>, incoming: Incoming, dialect: Dialect) -> Respo
 }
 
 /// Checks and submits a request, all of it off the async threads.
-async fn start(app: &Arc<App>, incoming: Incoming, dialect: Dialect) -> Result<Started, ApiError> {
+async fn start(
+    app: &Arc<App>,
+    incoming: Incoming,
+    dialect: Dialect,
+    span: &Span,
+) -> Result<Started, ApiError> {
     let connection = incoming.connection.clone();
     let bytes = incoming.bytes(&app.settings.limits).await?;
-    let shared = Arc::clone(app);
-    off_thread(app, move || {
+    let (shared, span) = (Arc::clone(app), span.clone());
+    // Dropped with this future when the client leaves: what is prepared then never reaches the engine.
+    let (waiting, left) = Waiting::new();
+    let started = off_thread(app, move || {
         let body = object(&bytes, &shared.settings.limits)?;
         drop(bytes);
         let Translated { body, skipped, echo, seal } = translate(dialect, body)?;
@@ -75,14 +87,55 @@ async fn start(app: &Arc<App>, incoming: Incoming, dialect: Dialect) -> Result<S
             Dialect::Messages => Box::new(Message::new(&shared, &job, now())),
             Dialect::Responses => Box::new(shape::responses::Response::new(&shared, &job, now(), echo, seal)),
         };
-        let Job { request, stops, tools, thinking, stream, body, .. } = job;
-        let (reader, replies) = reading(&shared, kind, &body, (stops, tools, thinking), stream)?;
-        let prompt = request.ids.len();
-        let handle = shared.service.submit(request)?;
-        let updates = Pump::start(&shared, handle, reader, prompt, thinking, connection, replies)?;
+        let stream = job.stream;
+        let gone = || left.load(Ordering::Acquire);
+        let updates = run(&shared, job, connection, span, |request| {
+            if gone() {
+                shared.metrics.left();
+                return Err(ApiError::unavailable("the client has left"));
+            }
+            Ok(shared.service.submit(request)?)
+        })?;
         Ok(Started { shape, updates, stream, skipped })
     })
-    .await
+    .await;
+    drop(waiting);
+    started
+}
+
+/// A client that waits for its request to be prepared.
+struct Waiting(Arc<AtomicBool>);
+
+impl Waiting {
+    /// The client, and the flag that is set when it leaves.
+    fn new() -> (Self, Arc<AtomicBool>) {
+        let left = Arc::<AtomicBool>::default();
+        (Self(Arc::clone(&left)), left)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Submits a checked request and reads its reply as the links of plugins want it.
+///
+/// # Errors
+/// What `submit` gives, a link that fails to begin, no thread for the reply.
+pub fn run(
+    app: &Arc<App>,
+    job: Job,
+    connection: Arc<Notify>,
+    span: Span,
+    submit: impl FnOnce(Request) -> Result<Handle, ApiError>,
+) -> Result<Updates, ApiError> {
+    let Job { kind, request, stops, tools, thinking, stream, body, .. } = job;
+    let (reader, replies) = reading(app, kind, &body, (stops, tools, thinking), stream)?;
+    let prompt = request.ids.len();
+    let handle = submit(request)?;
+    Ok(Pump::start(app, handle, reader, prompt, thinking, connection, replies, span)?)
 }
 
 /// How a reply is read, and the links that see it when it is complete.

@@ -90,8 +90,8 @@ impl Metrics {
         Self { registry, latency, first, step, queued, prefill, decode, prompt, generated, ends }
     }
 
-    /// A request has ended. `arrived_s`: seconds since it came.
-    pub fn ended(&self, prompt: usize, ending: &Ending, arrived_s: f64) {
+    /// A request has ended; gives how, in one word. `arrived_s`: seconds since it came.
+    pub fn ended(&self, prompt: usize, ending: &Ending, arrived_s: f64) -> &'static str {
         let RequestStats { queued_s, prefill_s, decode_s, .. } = ending.stats;
         let reason = match ending.finish {
             _ if ending.stop.is_some() => "stop",
@@ -124,6 +124,7 @@ impl Metrics {
         if tokens > 1 {
             observe(&self.step, decode_s / (tokens - 1) as f64);
         }
+        reason
     }
 
     /// The client left before the reply was complete.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvError, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use plugfold_engine::hooks::HookError;
 use plugfold_engine::logprobs::TokenLogprobs;
@@ -15,12 +15,14 @@ use plugfold_engine::service::{EngineError, Event, Finish, Handle, RequestStats}
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc};
+use tracing::Span;
 
 use super::app::{App, Guard};
 use super::limits::seconds;
 use crate::chains::{End, ReplyLinks};
 use crate::reply::{Piece, ReplyReader};
 use crate::text::TextModel;
+use crate::traces;
 
 /// How often a congested pump looks whether the channel has room.
 const CONGESTED: Duration = Duration::from_millis(5);
@@ -107,6 +109,11 @@ impl Updates {
         self.receiver.recv().await
     }
 
+    /// The next update, for a thread that may wait.
+    pub fn wait(&mut self) -> Option<Update> {
+        self.receiver.blocking_recv()
+    }
+
     /// The next update, for hand-written streams.
     pub fn poll_next(&mut self, context: &mut std::task::Context<'_>) -> std::task::Poll<Option<Update>> {
         self.receiver.poll_recv(context)
@@ -127,6 +134,9 @@ pub struct Pump {
     app: Arc<App>,
     prompt: usize,
     begun: Instant,
+    submitted: SystemTime,
+    /// The request's, in traces.
+    span: Span,
     /// The end is in the metrics.
     counted: bool,
     guard: Guard,
@@ -169,6 +179,7 @@ impl Pump {
         thinking: bool,
         drop_connection: Arc<Notify>,
         replies: Option<ReplyLinks>,
+        span: Span,
     ) -> Result<Updates, EngineError> {
         let limits = &app.settings.limits;
         let (sender, receiver) = mpsc::channel(limits.stream_events.max(1));
@@ -180,6 +191,8 @@ impl Pump {
             app: Arc::clone(app),
             prompt,
             begun: Instant::now(),
+            submitted: SystemTime::now(),
+            span,
             counted: false,
             guard: app.enter(prompt),
             sender,
@@ -210,6 +223,7 @@ impl Pump {
             self.handle.cancel();
             if !self.counted {
                 self.app.metrics.left();
+                traces::failed(&self.span, &"the client has left");
             }
             if !self.sender.is_closed() {
                 tracing::warn!(tokens = self.ids.len(), "a stream's reader is too slow: dropped");
@@ -243,7 +257,7 @@ impl Pump {
                     if self.replies.is_none() {
                         self.offer(std::mem::take(&mut part))?;
                     }
-                    self.handle.cancel();
+                    self.handle.complete();
                     let (finish, stats) = self.confirm();
                     return self.close(part, "stop", finish, stats);
                 }
@@ -264,11 +278,11 @@ impl Pump {
                     };
                     return self.close(part, ended, finish, stats);
                 }
-                Ok(Event::Error(error)) => return self.last(Update::Failed(error)),
+                Ok(Event::Error(error)) => return self.failed(error),
                 Err(RecvTimeoutError::Timeout) => self.offer(Part::default())?,
                 Err(RecvTimeoutError::Disconnected) => {
                     let error = EngineError::Failed("the engine dropped the request without a word".into());
-                    return self.last(Update::Failed(error));
+                    return self.failed(error);
                 }
             }
         }
@@ -336,7 +350,12 @@ impl Pump {
     fn fail(&mut self, error: HookError) -> Result<(), Gone> {
         self.handle.cancel();
         tracing::warn!("a request failed: {error}");
-        self.last(Update::Failed(error.into()))
+        self.failed(error.into())
+    }
+
+    fn failed(&mut self, error: EngineError) -> Result<(), Gone> {
+        traces::failed(&self.span, &error);
+        self.last(Update::Failed(error))
     }
 
     /// Waits for the end of a run that was cancelled because a stop string matched.
@@ -393,7 +412,8 @@ impl Pump {
             fields,
         };
         self.counted = true;
-        self.app.metrics.ended(self.prompt, &ending, self.begun.elapsed().as_secs_f64());
+        let how = self.app.metrics.ended(self.prompt, &ending, self.begun.elapsed().as_secs_f64());
+        traces::ended(&self.span, self.submitted, self.prompt, ending.ids.len(), how, &ending.stats);
         self.last(Update::End(Box::new(ending)))
     }
 

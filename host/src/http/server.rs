@@ -101,6 +101,7 @@ impl Server {
 
 async fn connection(app: Arc<App>, stream: TcpStream, peer: SocketAddr) {
     let limits = app.settings.limits.clone();
+    let leaving_ends = app.settings.disconnect;
     let socket = socket2::SockRef::from(&stream);
     let _ = socket.set_tcp_nodelay(true);
     if let Err(error) = socket.set_send_buffer_size(limits.send_buffer) {
@@ -111,7 +112,8 @@ async fn connection(app: Arc<App>, stream: TcpStream, peer: SocketAddr) {
     let serving = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(seconds(limits.header_s))
-        .half_close(false)
+        // Without this, the end of what a client sends is the end of its connection, and with it of its request.
+        .half_close(!leaving_ends)
         .max_buf_size(limits.header_bytes.max(8 << 10))
         .serve_connection(TokioIo::new(Bounded::new(stream, seconds(limits.write_s))), service);
     tokio::select! {

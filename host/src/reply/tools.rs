@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use plugfold_abi::markup::close_brackets;
 use serde_json::{Map, Value};
 
 use super::{Piece, ReplyParser, add_content, held_len};
@@ -69,25 +70,6 @@ impl ArgumentTyping for PlainTyping {
             _ => Value::String(text.to_owned()),
         }
     }
-}
-
-/// Adds the closing brackets that a JSON text lacks; `None` when it is wrong in another way.
-fn close_brackets(text: &str) -> Option<String> {
-    let mut open = Vec::new();
-    let (mut in_string, mut escaped) = (false, false);
-    for c in text.chars() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' if in_string => escaped = true,
-            '"' => in_string = !in_string,
-            _ if in_string => {}
-            '[' => open.push(']'),
-            '{' => open.push('}'),
-            ']' | '}' if open.pop() != Some(c) => return None,
-            _ => {}
-        }
-    }
-    (!in_string && !open.is_empty()).then(|| text.chars().chain(open.into_iter().rev()).collect())
 }
 
 /// Takes tool calls out of text.

@@ -147,6 +147,20 @@ impl Place {
     }
 }
 
+/// The processes that a process started and that run.
+pub fn children(parent: u32) -> Vec<u32> {
+    let of = |stat: &str| -> Option<(u32, u32)> {
+        // The name between the brackets may hold anything; state and parent follow it.
+        let (head, rest) = stat.rsplit_once(") ")?;
+        let mut fields = rest.split(' ');
+        let state = fields.next()?;
+        Some((head.split(' ').next()?.parse().ok().filter(|_| state != "Z")?, fields.next()?.parse().ok()?))
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let stats = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    stats.filter_map(|stat| of(&stat)).filter(|(_, of)| *of == parent).map(|(id, _)| id).collect()
+}
+
 pub fn tiny() -> String {
     format!("{ROOT}/tests/fixtures/tiny")
 }

@@ -106,19 +106,19 @@ impl Observer for Log {
 
     fn request(&self, ended: &Ended<'_>) -> Result<TextBuf, OpError> {
         let Some(open) = &self.open else { return Ok(TextBuf::new()) };
-        let conversation = line::conversation(&ended.ids, &open.salt);
+        // Without its facts a request is a partner of others still.
+        let facts = line::facts(ended);
+        let nothing = serde_json::Value::Null;
+        let conversation = line::conversation(&ended.ids, facts.as_ref().unwrap_or(&nothing)).len();
         let shared = {
             let mut prefixes = open.prefixes.lock().unwrap_or_else(PoisonError::into_inner);
             prefixes.end(ended.request, &ended.ids, conversation)
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-        match line::line(ended, &open.salt, conversation, &shared, now) {
-            Ok(line) => {
-                if let Err(error) = open.file.append(&line) {
-                    self.warn(&error.to_string());
-                }
-            }
-            Err(error) => self.warn(&error.to_string()),
+        let written = facts.map(|facts| line::line(ended, &facts, &open.salt, &shared, now));
+        let written = written.map_err(|error| error.to_string());
+        if let Err(why) = written.and_then(|line| open.file.append(&line).map_err(|e| e.to_string())) {
+            self.warn(&why);
         }
         Ok(TextBuf::new())
     }

@@ -26,26 +26,20 @@ fn hash(ids: &[u32], salt: &[u8]) -> u64 {
     u64::from_le_bytes(hash.finalize_fixed().into())
 }
 
-/// Names the conversation of a prompt: the same for all its turns as long as its beginning is.
-pub(crate) fn conversation(ids: &[u32], salt: &[u8]) -> u64 {
-    hash(&ids[..ids.len().min(HEAD)], salt)
+/// What the front end and the engine say of a request.
+pub(crate) fn facts(ended: &Ended<'_>) -> Result<Value, OpError> {
+    serde_json::from_str(&ended.facts).map_err(|e| OpError::new(format!("facts of a request: {e}")))
 }
 
-/// The same without a salt, to compare prompts that still run.
-pub(crate) fn conversation_unsalted(ids: &[u32]) -> u64 {
-    conversation(ids, &[])
+/// The beginning of a prompt that is the same for all turns of its conversation: through the first token that opens an
+/// assistant's turn, else the first ids.
+pub(crate) fn conversation<'i>(ids: &'i [u32], facts: &Value) -> &'i [u32] {
+    let told = facts["front"]["conv_len"].as_u64().map(|n| n as usize);
+    &ids[..told.unwrap_or(HEAD).min(ids.len())]
 }
 
 /// The line, without its end.
-pub(crate) fn line(
-    ended: &Ended<'_>,
-    salt: &[u8],
-    conversation: u64,
-    shared: &Shared,
-    now: f64,
-) -> Result<String, OpError> {
-    let facts: Value =
-        serde_json::from_str(&ended.facts).map_err(|e| OpError::new(format!("facts of a request: {e}")))?;
+pub(crate) fn line(ended: &Ended<'_>, facts: &Value, salt: &[u8], shared: &Shared, now: f64) -> String {
     let (engine, front) = (&facts["engine"], &facts["front"]);
     let number = |v: &Value| v.as_f64().unwrap_or(0.0);
     let (prompt, cached) = (ended.ids.len() as f64, number(&engine["cached_tokens"]));
@@ -94,10 +88,10 @@ pub(crate) fn line(
     }
     put("max_tokens", said("max_tokens"));
     put("max_tokens_eff", engine["max_tokens"].clone());
-    let finish = match (&*ended.reason, front.get("finish").and_then(Value::as_str)) {
-        ("stop", Some("tool_calls")) => "tool_calls",
-        (reason, _) => reason,
-    };
+    // The model ends its calls with a token of their own; what stands before it is only read after this line is written.
+    let call_end = front["call_end"].as_u64().filter(|_| &*ended.reason == "stop");
+    let called = call_end.is_some() && call_end == ended.reply.last().copied().map(u64::from);
+    let finish = if called { "tool_calls" } else { &*ended.reason };
     put("finish", json!(finish));
     put("error", if finish == "error" { json!("engine") } else { Value::Null });
     for key in ["tools", "messages"] {
@@ -110,9 +104,9 @@ pub(crate) fn line(
     let system = front.get("sys_len").and_then(Value::as_u64).map(|n| (n as usize).min(ended.ids.len()));
     put("sys_len", json!(system));
     put("sys_hash", system.map_or(Value::Null, |n| hex(hash(&ended.ids[..n], salt))));
-    put("conv", hex(conversation));
+    put("conv", hex(hash(conversation(&ended.ids, facts), salt)));
     put("lcp", json!(shared.any));
     put("lcp_same", json!(shared.same));
     put("lcp_other", json!(shared.other));
-    Ok(Value::Object(all).to_string())
+    Value::Object(all).to_string()
 }

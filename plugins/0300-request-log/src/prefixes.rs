@@ -19,8 +19,6 @@ pub(crate) struct Shared {
 struct Prompt {
     request: u64,
     ids: Vec<u32>,
-    /// Known when its request is over.
-    conversation: Option<u64>,
 }
 
 /// Prompts of requests that run, and of the last that ended.
@@ -52,12 +50,13 @@ impl Prefixes {
     /// A request arrives.
     pub(crate) fn arrive(&mut self, request: u64, ids: &[u32]) {
         if self.most > 0 {
-            self.running.push(Prompt { request, ids: ids.to_vec(), conversation: None });
+            self.running.push(Prompt { request, ids: ids.to_vec() });
         }
     }
 
-    /// A request is over: compares it with those that ended, and with those that arrived earlier and still run.
-    pub(crate) fn end(&mut self, request: u64, ids: &[u32], conversation: u64) -> Shared {
+    /// A request is over: compares it with those that ended, and with those that arrived earlier and still run. The first
+    /// `conversation` of its ids are those of every turn of its conversation.
+    pub(crate) fn end(&mut self, request: u64, ids: &[u32], conversation: usize) -> Shared {
         let mut shared = Shared::default();
         let mine = self.running.iter().position(|p| p.request == request);
         let before = self.ended.iter().filter(|p| p.request < request);
@@ -65,20 +64,13 @@ impl Prefixes {
         let beside = self.running.iter().filter(|p| p.request < request);
         for prompt in before.chain(beside) {
             let length = common(ids, &prompt.ids);
-            let theirs =
-                prompt.conversation.unwrap_or_else(|| crate::line::conversation_unsalted(&prompt.ids));
-            let same = match prompt.conversation {
-                Some(c) => c == conversation,
-                None => theirs == crate::line::conversation_unsalted(ids),
-            };
+            let same = length >= conversation;
             let best = |slot: &mut Option<usize>| *slot = Some(slot.map_or(length, |l| l.max(length)));
             best(&mut shared.any);
             best(if same { &mut shared.same } else { &mut shared.other });
         }
         if let Some(mine) = mine {
-            let mut prompt = self.running.remove(mine);
-            prompt.conversation = Some(conversation);
-            self.ended.push_back(prompt);
+            self.ended.push_back(self.running.remove(mine));
             while self.ended.len() > self.most {
                 self.ended.pop_front();
             }
@@ -96,14 +88,14 @@ mod tests {
         let mut all = Prefixes::new(4);
         all.arrive(1, &[1, 2, 3, 4]);
         all.arrive(2, &[1, 2, 3, 9, 9]);
-        assert_eq!(all.end(1, &[1, 2, 3, 4], 7), Shared::default());
-        let shared = all.end(2, &[1, 2, 3, 9, 9], 8);
+        assert_eq!(all.end(1, &[1, 2, 3, 4], 4), Shared::default());
+        let shared = all.end(2, &[1, 2, 3, 9, 9], 4);
         assert_eq!(shared, Shared { any: Some(3), same: None, other: Some(3) });
         all.arrive(3, &[1, 2, 8]);
         all.arrive(4, &[1, 2, 8, 1]);
         // The later one ends first: the earlier one still runs and counts.
-        assert_eq!(all.end(4, &[1, 2, 8, 1], 9).any, Some(3));
-        assert_eq!(all.end(3, &[1, 2, 8], 8), Shared { any: Some(2), same: Some(2), other: Some(2) });
+        assert_eq!(all.end(4, &[1, 2, 8, 1], 3), Shared { any: Some(3), same: Some(3), other: Some(2) });
+        assert_eq!(all.end(3, &[1, 2, 8], 2), Shared { any: Some(2), same: Some(2), other: None });
     }
 
     #[test]
@@ -112,12 +104,12 @@ mod tests {
         let long: Vec<u32> = (0..10_000).collect();
         for (n, ids) in [(1, vec![5, 5]), (2, long.clone())] {
             all.arrive(n, &ids);
-            all.end(n, &ids, n);
+            all.end(n, &ids, 2);
         }
         let mut other = long.clone();
         other[9_000] = 0;
         all.arrive(3, &other);
-        assert_eq!(all.end(3, &other, 2).same, Some(9_000));
+        assert_eq!(all.end(3, &other, 4096).same, Some(9_000));
         let mut off = Prefixes::new(0);
         off.arrive(1, &[1]);
         off.arrive(2, &[1]);

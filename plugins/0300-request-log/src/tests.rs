@@ -146,3 +146,50 @@ fn a_file_that_cannot_be_written_fails_no_request() {
     }
     assert!(log.warned.load(Ordering::Relaxed));
 }
+
+#[test]
+fn what_the_server_tells_is_in_the_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log.jsonl");
+    let log = log(&knobs(path.to_str().unwrap(), "none"), true).unwrap();
+    let told = |request: u64, ids: &[u32], reason: &str, last: u32| {
+        let facts = serde_json::json!({
+            "front": {"kind": "chat", "thinking": true, "effort": "high", "effort_asked": "medium", "max_tokens": 7,
+                      "messages": 3, "tools": 2, "sys_len": 2, "conv_len": 4, "call_end": 50},
+            "engine": {},
+        });
+        let facts = facts.to_string();
+        log.arrived(request, Slice::from(ids)).unwrap();
+        let reply = [7, last];
+        let ended = Ended {
+            request,
+            reason: Text::from(reason),
+            facts: Text::from(facts.as_str()),
+            ids: Slice::from(ids),
+            reply: Slice::from(&reply[..]),
+        };
+        log.request(&ended).unwrap();
+    };
+    told(1, &[1, 2, 3, 4, 5], "stop", 50);
+    told(2, &[1, 2, 3, 4, 6, 7], "stop", 9);
+    told(3, &[1, 2, 3, 9], "length", 50);
+    let lines = lines(&path);
+    let of = |key: &str| lines.iter().map(|line| line[key].clone()).collect::<Vec<_>>();
+    assert_eq!(of("finish"), ["tool_calls", "stop", "length"]);
+    for (key, value) in [
+        ("kind", serde_json::json!("chat")),
+        ("thinking", true.into()),
+        ("effort", "high".into()),
+        ("effort_asked", "medium".into()),
+        ("max_tokens", 7.into()),
+        ("messages", 3.into()),
+        ("tools", 2.into()),
+        ("sys_len", 2.into()),
+    ] {
+        assert_eq!(lines[0][key], value, "{key}");
+    }
+    // Two turns of one conversation, then another with the same system text.
+    assert!(lines[0]["conv"] == lines[1]["conv"] && lines[1]["conv"] != lines[2]["conv"]);
+    assert!(lines[0]["sys_hash"].is_string() && lines[0]["sys_hash"] == lines[2]["sys_hash"]);
+    assert_eq!((&lines[1]["lcp_same"], &lines[2]["lcp_other"]), (&4.into(), &3.into()));
+}

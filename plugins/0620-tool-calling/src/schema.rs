@@ -1,5 +1,6 @@
 //! Which JSON value an argument's text stands for, by the whole schema of its parameter.
 
+use plugfold_abi::markup::close_brackets;
 use serde_json::{Number, Value};
 
 /// Levels of a schema that are looked into.
@@ -91,25 +92,7 @@ fn python(text: &str) -> Option<Value> {
 
 /// The JSON of a text that lacks nothing but closing brackets.
 fn closed(text: &str) -> Option<Value> {
-    let mut open = Vec::new();
-    let (mut in_string, mut escaped) = (false, false);
-    for c in text.chars() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' if in_string => escaped = true,
-            '"' => in_string = !in_string,
-            _ if in_string => {}
-            '[' => open.push(']'),
-            '{' => open.push('}'),
-            ']' | '}' if open.pop() != Some(c) => return None,
-            _ => {}
-        }
-    }
-    if in_string || open.is_empty() {
-        return None;
-    }
-    let whole: String = text.chars().chain(open.into_iter().rev()).collect();
-    serde_json::from_str(&whole).ok()
+    serde_json::from_str(&close_brackets(text)?).ok()
 }
 
 #[cfg(test)]

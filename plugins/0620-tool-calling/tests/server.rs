@@ -1,46 +1,18 @@
 //! The repairs in a server.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use plugfold::text::testing::tokenizer;
-use plugfold_0620_tool_calling::Fixes;
-use plugfold_abi::points::{PromptLinkObject, ReplyLinkObject, RequestLinkObject};
-use plugfold_abi::{Knob, KnobValue, Knobs, Maybe, OpError, Slice};
-use plugfold_engine::hooks::Hooks;
-use plugfold_tests::http::{TestServer, say, settings};
+use plugfold_tests::http::{TestServer, say};
 use serde_json::{Value, json};
 
-fn fixes(names: &[&str], entries: i64, mb: i64) -> Result<Option<Fixes>, OpError> {
-    let knob = |key: &str, value| Knob { key: key.into(), value, id: Maybe::RNone };
-    let list = KnobValue::List(names.iter().map(|name| (*name).into()).collect());
-    let knobs = [
-        knob("fixes", list),
-        knob("keep_entries", KnobValue::Int(entries)),
-        knob("keep_mb", KnobValue::Int(mb)),
-    ];
-    Fixes::new(&Knobs { all: Slice::from(&knobs[..]) })
-}
-
-fn with(names: &[&str], entries: i64, mb: i64) -> TestServer {
-    let fixes = fixes(names, entries, mb).unwrap().unwrap();
-    let mut hooks = Hooks::default();
-    hooks.add_object("0620", RequestLinkObject::new(fixes.clone())).unwrap();
-    hooks.add_object("0620", PromptLinkObject::new(fixes.clone())).unwrap();
-    hooks.add_object("0620", ReplyLinkObject::new(fixes)).unwrap();
-    TestServer::hooked(settings(), &hooks)
-}
-
-fn all() -> TestServer {
-    with(&["history", "reasoning", "choice", "args", "thinkcalls"], 1024, 32)
-}
+use support::{all, fixes, pair, with};
 
 fn tools() -> Value {
     json!([{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {
         "command": {"type": "string"}, "timeout": {"type": ["integer", "null"]}, "note": {"type": ["string", "null"]},
         "quiet": {"anyOf": [{"type": "boolean"}, {"type": "null"}]}}}}}])
-}
-
-fn pair(key: &str, value: &str) -> String {
-    format!("<arg_key>{key}</arg_key><arg_value>{value}</arg_value>")
 }
 
 fn call(pairs: &[(&str, &str)]) -> String {

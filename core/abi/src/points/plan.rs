@@ -118,7 +118,9 @@ crate::interface! {
         ) -> () = Ok(());
         /// `plan.admit`: whether it may enter now, after placement.
         fn admit(&self, facts: &PlanFacts<'_>, request: &RequestFacts<'_>, verdict: &mut Verdict) -> () = Ok(());
-        /// `plan.marks`: where a request's prefill must leave snapshots, past `resumed` tokens.
+        /// `plan.marks`: where a request's prefill must leave snapshots, past `resumed` tokens. A mark with the reason "prompt",
+        /// before the prompt's end, stands for the prompt: slots keep it in the place of the state at the end. At or below
+        /// `resumed` it means that what was resumed stands for it.
         fn marks(&self, request: &RequestFacts<'_>, resumed: u32, marks: &mut List<Mark>) -> () = Ok(());
         /// `plan.pieces`: prompt pieces of the round, in order.
         fn pieces(&self, facts: &PlanFacts<'_>, pieces: &mut List<PieceChoice>) -> () = Ok(());

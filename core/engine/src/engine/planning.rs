@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::{Active, Job, Loop};
 use crate::hooks::{HookError, Hooks};
 use crate::memory::free_bytes;
-use crate::plan::{Admission, Piece, Plan, Resume};
+use crate::plan::{Admission, PROMPT, Piece, Plan, Resume};
 use crate::sampling::derived_seed;
 use crate::service::{EngineError, Event, Finish, RequestStats};
 
@@ -40,8 +40,9 @@ fn request_facts(job: &Job) -> RequestFacts<'_> {
     }
 }
 
-/// Where the prefill leaves snapshots: inside the part that is computed, on the grid of its states.
-fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> (Vec<usize>, Vec<String>) {
+/// Where the prefill leaves snapshots: inside the part that is computed, on the grid of its states. And whether one before its
+/// end stands for the prompt.
+fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> (Vec<usize>, Vec<String>, bool) {
     let mut marks: List<Mark> = List::new();
     let request = request_facts(job);
     for h in &hooks.planners {
@@ -55,7 +56,9 @@ fn marks(hooks: &Hooks, job: &Job, resumed: u32) -> (Vec<usize>, Vec<String>) {
     let mut at: Vec<&Mark> = marks.iter().filter(|m| inside(&m.at)).collect();
     at.sort_by_key(|m| m.at);
     at.dedup_by_key(|m| m.at);
-    at.into_iter().map(|m| (m.at as usize, m.reason.to_string())).unzip()
+    let early = marks.iter().any(|m| m.reason == PROMPT && (m.at as usize) < job.request.ids.len());
+    let (at, reasons) = at.into_iter().map(|m| (m.at as usize, m.reason.to_string())).unzip();
+    (at, reasons, early)
 }
 
 impl Loop {
@@ -269,7 +272,7 @@ impl Loop {
             }
         };
         let r = &job.request;
-        let (marks, reasons) = marks(hooks, &job, resumed);
+        let (marks, reasons, early) = marks(hooks, &job, resumed);
         let seed = r.sampling.seed.unwrap_or_else(|| derived_seed(&r.ids));
         let admission = Admission {
             slot,
@@ -292,6 +295,7 @@ impl Loop {
             resume,
             marks,
             reasons,
+            early,
         };
         let queued_s = job.submitted.elapsed().as_secs_f64();
         let stats = RequestStats { queued_s, slot, seed, ..RequestStats::default() };

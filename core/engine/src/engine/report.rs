@@ -110,6 +110,8 @@ impl Loop {
         let reason = match finish {
             Finish::Stop => "stop",
             Finish::Length => "length",
+            // The front end found a stop string: that is how observers count it.
+            Finish::Cancelled if active.job.satisfied.load(Ordering::Acquire) => "stop",
             Finish::Cancelled => "cancelled",
         };
         let mut stats = std::mem::take(&mut active.stats);

@@ -8,7 +8,7 @@ use super::window::{candidates, settle, tell};
 use super::{Outcome, RoundError, Rounds};
 use crate::core::{Core, SeqRows, Want};
 use crate::hooks::HookError;
-use crate::plan::{Admission, Piece};
+use crate::plan::{Admission, PROMPT, Piece};
 use crate::program::Read;
 use crate::ranks::World;
 
@@ -114,6 +114,13 @@ impl Rounds {
         };
         let draft = running.admission.draft;
         let marked = running.admission.marks.contains(&end);
+        let stands = marked && running.admission.reason(end) == PROMPT;
+        // A mark may stand for the prompt, whose own end then leaves nothing.
+        let kept = match (stands, last) {
+            (true, _) => Some(SaveKind::Prompt),
+            (false, true) => (!running.admission.early).then_some(SaveKind::Prompt),
+            (false, false) => marked.then_some(SaveKind::Mark),
+        };
         let mut taken = last.then(|| self.take(core, slot, end, &mut found, 0, &[], 1));
         if let Some(taken) = &mut taken {
             tell(core, &forward, std::slice::from_mut(taken))?;
@@ -133,8 +140,8 @@ impl Rounds {
         if let Some(message) = self.failed(core, world, slot, "a chunk")? {
             return Ok(Outcome::Failed(message));
         }
-        if last || marked {
-            self.keep(core, world, slot, if last { SaveKind::Prompt } else { SaveKind::Mark })?;
+        if let Some(kind) = kept {
+            self.keep(core, world, slot, kind)?;
         }
         let Some(taken) = taken else { return Ok(Outcome::Absorbed(end)) };
         if taken.ends() {
