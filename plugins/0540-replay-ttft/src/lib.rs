@@ -46,7 +46,7 @@ impl BeforeEnd {
 
 /// The last point before the end of a prompt at which its state may be kept.
 fn point(tokens: u32, grid: u32) -> u32 {
-    let step = if grid > 0 && GRID % grid == 0 { GRID } else { grid.max(1) };
+    let step = if GRID.is_multiple_of(grid) { GRID } else { grid.max(1) };
     tokens.saturating_sub(1) / step * step
 }
 
