@@ -89,7 +89,7 @@ pub struct Generate {
 }
 
 /// The text model, where the folder has a tokenizer.
-fn text_of(folder: &std::path::Path) -> anyhow::Result<Option<TextModel>> {
+fn text_of(folder: &Path) -> anyhow::Result<Option<TextModel>> {
     folder.join("tokenizer.json").exists().then(|| model::text(folder)).transpose()
 }
 
@@ -229,7 +229,7 @@ fn watched(handle: Handle, bar: Prefilling) -> Handle {
     watched
 }
 
-fn report(prompt: &[u32], reply: &Reply, finish: Finish, stats: &RequestStats) -> serde_json::Value {
+fn report(prompt: &[u32], reply: &Reply, finish: Finish, stats: &RequestStats) -> Value {
     let finish = match finish {
         Finish::Stop => "stop",
         Finish::Length => "length",
