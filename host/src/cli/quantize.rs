@@ -1,10 +1,12 @@
 //! `plugfold quantize`: a checkpoint in bf16 in, an EXL3 checkpoint out.
 
+mod calibrate;
 mod output;
 mod plan;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -12,18 +14,19 @@ use clap::Args;
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use plugfold_engine::checkpoint::{Checkpoint, Dtype, TensorData};
-use plugfold_kernels::cpu::exl3::quantize::{self, Settings, StoredTensor};
+use plugfold_kernels::cpu::exl3::quantize::{self, Hessian, Settings, StoredTensor};
 use plugfold_kernels::cpu::exl3::{Codebook, Rate};
 use rayon::prelude::*;
 
-use output::{Output, Report};
+use calibrate::{Calibration, Ids, Rows};
+use output::{About, Output, Report};
 use plan::{Linear, Plan};
 pub use plan::{Rates, SMALLEST_SIDE, class_of, input_of};
 
 /// Write a checkpoint with its large matrices in EXL3.
 ///
 /// Layers are finished one by one; a run that was stopped goes on where it was when it is started again with the same
-/// options. The bytes depend on the source and the options alone.
+/// options. The bytes depend on the source, the options and the calibration text alone.
 #[derive(Args)]
 pub struct Quantize {
     /// Folder of the source, in bf16, f16 or f32.
@@ -43,6 +46,8 @@ pub struct Quantize {
     /// Give output channels signs alone, no scales.
     #[arg(long)]
     no_out_scales: bool,
+    #[command(flatten)]
+    calibration: Calibration,
     /// Threads.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -59,7 +64,15 @@ impl Quantize {
         let source = Checkpoint::open(&self.model)?;
         let plan = Plan::new(&source, &self.rates, self.codebook)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?;
-        let mut output = Output::open(&self.out, &self.model, &self.options(&source))?;
+        let text = self.calibration.ids(&self.model)?;
+        let mut output = Output::open(&self.out, &self.model, &self.options(&source, text.as_ref()))?;
+        let rows = match &text {
+            Some(text) => {
+                let linears: Vec<&Linear> = plan.files().iter().flat_map(|f| &f.linears).collect();
+                Some(pool.install(|| Rows::gather(&output.rows(), &self.model, text, &linears))?)
+            }
+            None => None,
+        };
         let bar = ProgressBar::new(plan.weights());
         if let Ok(style) = ProgressStyle::with_template(
             "quantize [{bar:40}] {human_pos}/{human_len} weights {per_sec} {eta} {msg}",
@@ -76,9 +89,13 @@ impl Quantize {
                 continue;
             }
             let layers = pool.install(|| {
+                let metrics = metrics(rows.as_ref(), &file.linears)?;
                 file.linears
                     .par_iter()
-                    .map(|linear| self.layer(&source, &output, linear, &bar))
+                    .map(|linear| {
+                        let metric = rows.as_ref().and_then(|r| metrics.get(r.file(linear)?)?.as_ref());
+                        self.layer(&source, &output, linear, metric, &bar)
+                    })
                     .collect::<anyhow::Result<Vec<_>>>()
             })?;
             let plain = file.plain.iter().map(|name| {
@@ -88,19 +105,29 @@ impl Quantize {
             output.write(&path, &layers, plain.collect::<anyhow::Result<Vec<_>>>()?)?;
         }
         bar.finish_and_clear();
-        output.finish(&source, self.codebook, &plan, !self.no_out_scales, self.rates.head())
+        let about = About {
+            codebook: self.codebook,
+            out_scales: !self.no_out_scales,
+            head_bits: self.rates.head(),
+            calibration: rows.as_ref().map(Rows::size),
+        };
+        output.finish(&source, &plan, &about)
     }
 
     /// Everything the bytes depend on, to recognize the run that is resumed.
-    fn options(&self, source: &Checkpoint) -> serde_json::Value {
-        serde_json::json!({
+    fn options(&self, source: &Checkpoint, text: Option<&Ids>) -> serde_json::Value {
+        let mut options = serde_json::json!({
             "source_bytes": source.bytes(),
             "source_tensors": source.names().count(),
             "bits": self.rates.describe(),
             "codebook": self.codebook.name(),
             "seed": self.seed,
             "out_scales": !self.no_out_scales,
-        })
+        });
+        if let Some(text) = text {
+            options["calibration"] = text.digest().into();
+        }
+        options
     }
 
     /// Quantizes one matrix, or reads what an earlier run made of it.
@@ -109,6 +136,7 @@ impl Quantize {
         source: &Checkpoint,
         output: &Output,
         linear: &Linear,
+        metric: Option<&Hessian>,
         bar: &ProgressBar,
     ) -> anyhow::Result<(Vec<StoredTensor>, Report)> {
         if let Some(part) = output.part(&linear.name)? {
@@ -135,15 +163,32 @@ impl Quantize {
             &weight,
             linear.inputs,
             bias.as_deref(),
-            None,
+            metric,
             &settings,
             &progress,
         )?;
         let stored = quantize::tensors(&linear.name, &quantized.layer);
-        let report = Report::new(linear, &quantize::storage(&quantized.layer, &stored), quantized.error);
+        let storage = quantize::storage(&quantized.layer, &stored);
+        let report = Report::new(linear, &storage, quantized.error, quantized.output_error);
         output.store_part(&linear.name, &stored, &report)?;
         Ok((stored, report))
     }
+}
+
+/// The metrics of what some matrices read, by the file of the rows.
+///
+/// One after another, each on all threads: matrices that are quantized at once only look at them.
+fn metrics(rows: Option<&Rows>, linears: &[Linear]) -> anyhow::Result<HashMap<String, Option<Hessian>>> {
+    let mut metrics = HashMap::new();
+    let Some(rows) = rows else { return Ok(metrics) };
+    for linear in linears {
+        if let Some(file) = rows.file(linear)
+            && !metrics.contains_key(file)
+        {
+            metrics.insert(file.to_owned(), rows.hessian(file, linear.inputs)?);
+        }
+    }
+    Ok(metrics)
 }
 
 /// A tensor's values.

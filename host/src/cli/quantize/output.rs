@@ -31,12 +31,15 @@ pub struct Report {
     bits: f32,
     /// Squared error over squared norm.
     error: f64,
+    /// With calibration, that of the outputs on the text's rows.
+    #[serde(default)]
+    output_error: Option<f64>,
     storage: Value,
 }
 
 impl Report {
     /// The report of a quantized matrix.
-    pub fn new(linear: &Linear, storage: &Storage, error: f64) -> Self {
+    pub fn new(linear: &Linear, storage: &Storage, error: f64, output_error: Option<f64>) -> Self {
         let tensors: Map<String, Value> = storage
             .stored_tensors
             .iter()
@@ -58,6 +61,7 @@ impl Report {
             weights: linear.weights(),
             bits,
             error,
+            output_error,
             storage: entry,
         }
     }
@@ -71,6 +75,16 @@ pub struct FileReport {
     plain: BTreeMap<String, Value>,
     /// Bytes by tensor.
     tensors: BTreeMap<String, u64>,
+}
+
+/// What describes a run as a whole.
+pub struct About {
+    pub codebook: Codebook,
+    pub out_scales: bool,
+    /// Bits of the output layer.
+    pub head_bits: f32,
+    /// Sequences of the calibration text, and the tokens of one.
+    pub calibration: Option<(usize, usize)>,
 }
 
 /// The output folder.
@@ -103,6 +117,11 @@ impl Output {
             write_json(&marker, options)?;
         }
         Ok(Self { dir: dir.to_owned(), work, source: source.to_owned(), files: BTreeMap::new() })
+    }
+
+    /// Where rows of a calibration text are kept.
+    pub fn rows(&self) -> PathBuf {
+        self.work.join("rows")
     }
 
     fn part_path(&self, name: &str) -> PathBuf {
@@ -196,14 +215,9 @@ impl Output {
     }
 
     /// Writes what describes the checkpoint, copies the rest of the source's folder, and prints the errors.
-    pub fn finish(
-        self,
-        source: &Checkpoint,
-        codebook: Codebook,
-        plan: &Plan,
-        out_scales: bool,
-        head_bits: f32,
-    ) -> anyhow::Result<()> {
+    pub fn finish(self, source: &Checkpoint, plan: &Plan, about: &About) -> anyhow::Result<()> {
+        let head_bits = about.head_bits;
+        let (rows, cols) = about.calibration.unwrap_or_default();
         let reports: Vec<&Report> = self.files.values().flat_map(|f| &f.reports).collect();
         let body = || reports.iter().filter(|r| r.class != "head");
         let weights: u64 = body().map(|r| r.weights).sum();
@@ -214,9 +228,9 @@ impl Output {
             "version": concat!("plugfold-", env!("CARGO_PKG_VERSION")),
             "bits": (bits * 100.0).round() / 100.0,
             "head_bits": if head { json!(head_bits as u32) } else { json!(head_bits) },
-            "calibration": {"rows": 0, "cols": 0},
-            "out_scales": if out_scales { "always" } else { "never" },
-            "codebook": codebook.name(),
+            "calibration": {"rows": rows, "cols": cols},
+            "out_scales": if about.out_scales { "always" } else { "never" },
+            "codebook": about.codebook.name(),
         });
         let path = source.dir().join("config.json");
         let mut config: Value = serde_json::from_slice(&read(&path)?)
@@ -257,10 +271,24 @@ impl Output {
                     of_class.iter().map(|r| r.weights as f64 * f(r)).sum::<f64>() / weights as f64
                 };
                 let (bits, error) = (mean(&|r| f64::from(r.bits)), mean(&|r| r.error));
+                let calibrated: Vec<_> =
+                    of_class.iter().filter_map(|r| Some((r.weights as f64, r.output_error?))).collect();
+                let of = calibrated.iter().map(|(w, _)| w).sum::<f64>();
+                let outputs = match calibrated.iter().map(|(w, e)| w * e).sum::<f64>() / of {
+                    mean if of > 0.0 => format!(", of outputs on the text {mean:.6}"),
+                    _ => String::new(),
+                };
                 println!(
-                    "  {name:9} {weights:>13} weights, {bits:.2} bits, squared error {error:.6} of the norm"
+                    "  {name:9} {weights:>13} weights, {bits:.2} bits, squared error {error:.6} of the norm{outputs}"
                 );
             }
+        }
+        let without = reports.iter().filter(|r| r.output_error.is_none()).count();
+        if about.calibration.is_some() && without > 0 {
+            println!(
+                "{without} of {} matrices met fewer rows of the text than they have inputs, and were coded without it",
+                reports.len()
+            );
         }
         Ok(())
     }
