@@ -35,6 +35,16 @@ pub fn open(kind: Kind, rank: usize) -> anyhow::Result<Option<Arc<dyn Device>>> 
     if kind == Kind::Cpu {
         return Ok(None);
     }
+    let device = CudaDevice::new(gpu(rank)?);
+    tracing::info!("rank {rank} runs on {}", device.name());
+    Ok(Some(Arc::new(device)))
+}
+
+/// The GPU of a rank, with its kernels.
+///
+/// # Errors
+/// As [`open`].
+pub fn gpu(rank: usize) -> anyhow::Result<Arc<Gpu>> {
     let (index, count) = index(rank)?;
     if rank >= count {
         tracing::warn!("rank {rank} shares GPU {index} with rank {index}: there are {count}");
@@ -49,10 +59,9 @@ pub fn open(kind: Kind, rank: usize) -> anyhow::Result<Option<Arc<dyn Device>>> 
         }
     };
     let gpu = Gpu::open(index, &Cache::of_user()?, told).context("--device cuda")?;
-    let device = CudaDevice::new(Arc::new(gpu));
-    tracing::info!("rank {rank} runs on GPU {index}, {}", device.name());
+    tracing::info!("rank {rank} takes GPU {index}");
     if !compiled.is_empty() {
         tracing::info!("kernels were compiled for it: {}", compiled.join(", "));
     }
-    Ok(Some(Arc::new(device)))
+    Ok(Arc::new(gpu))
 }

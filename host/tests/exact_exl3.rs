@@ -83,15 +83,24 @@ modes! {
     q8_on_two_ranks: MAP, on "2";
 }
 
+/// Every way to store what is not an expert, the copy of the head for drafting among them.
 #[test]
-fn a_start_reads_what_prepare_wrote_and_says_the_same() {
+fn a_start_reads_what_prepare_wrote_in_every_mode() {
+    let q8 = ["--plugin", "0470", "--set", MAP[MAP.len() - 1]];
+    for (mode, more) in [("bf16", &[][..]), ("q4", &[]), ("q4mse", &[]), ("q8", &q8)] {
+        start_reads_what_prepare_wrote(mode, more);
+    }
+}
+
+fn start_reads_what_prepare_wrote(mode: &str, more: &[&str]) {
     plugins::built();
     let place = tempfile::tempdir().unwrap();
     let (dir, cache) = (checkpoint(&place.path().join("model")), place.path().join("cache"));
     let root = format!("0140.dir={}", place.path().join("prepared").display());
     let with =
         ["--profile", "minimal", "--model", &dir, "--ranks", "2", "--plugin", "0001", "--plugin", "0140"];
-    let sets = ["--set", &root, "--set", "0001.nonexpert=q4mse"];
+    let mode = format!("0001.nonexpert={mode}");
+    let sets = [&["--set", &root, "--set", &mode][..], more].concat();
     let run = |command: &[&str], more: &[&str]| plugfold(&cache, &[command, &with[..], &sets, more].concat());
     let generate =
         || run(&["generate", "--ids", "1,2,3,4,5", "--max-tokens", "12", "--json"], &["--log", "info"]);

@@ -113,13 +113,24 @@ impl fmt::Debug for Memory {
 }
 
 impl Memory {
-    /// Takes memory of a device, or of the host where there is none.
+    /// Takes zeroed memory of a device, or of the host where there is none.
     ///
     /// # Errors
-    /// A device's memory that is used up.
+    /// Memory that is used up.
     pub fn new(device: Option<&Arc<dyn Device>>, what: &str, bytes: usize) -> Result<Self, DeviceError> {
         match device {
-            None => Ok(Self::Host(vec![[0; 8]; bytes.div_ceil(64)])),
+            None => {
+                let units = bytes.div_ceil(64);
+                // Asked first: an allocation that fails ends the process.
+                if Vec::<[u64; 8]>::new().try_reserve_exact(units).is_err() {
+                    let gb = bytes as f64 / 1e9;
+                    let message = format!(
+                        "{what} need {gb:.1} GB of this machine's memory, which it cannot give: lower --context or --slots"
+                    );
+                    return Err(DeviceError { message, fatal: false });
+                }
+                Ok(Self::Host(vec![[0; 8]; units]))
+            }
             Some(device) => {
                 let at = device.allocate(what, bytes)?;
                 Ok(Self::Device(Block { device: device.clone(), at, bytes }))
@@ -249,5 +260,14 @@ mod tests {
         assert_eq!(memory.host().map(|h| h[3]), Some(1));
         let outside = std::panic::catch_unwind(|| memory.read(126, &mut [0; 3]));
         assert!(outside.is_err());
+    }
+
+    #[test]
+    fn memory_that_there_is_not_is_refused_with_the_mend() {
+        let refused = Memory::new(None, "caches", 1 << 62).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("caches need") && refused.contains("lower --context or --slots"),
+            "{refused}"
+        );
     }
 }

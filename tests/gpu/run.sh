@@ -5,7 +5,8 @@
 #
 # PARTS are any of kernels, model, full, peers, sanitizer; all without it. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
 # time limit, and the rest goes on after one that fails; what has not begun after SECONDS (190 unless given) is left out and
-# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, times.jsonl, model.txt, full.txt with
+# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, encoder.jsonl, times.jsonl, model.txt,
+# full.txt with
 # full-*.json, peers.json, sanitizer.txt, and summary.txt.
 set -uo pipefail
 
@@ -71,7 +72,8 @@ if has kernels; then
     check "$name" 60 cases.jsonl "$gpu" case "$name" &
   done
   wait
-  # Nothing beside it: it is timed.
+  # Nothing beside them: they are timed.
+  check encoder 60 encoder.jsonl "$gpu" encode
   check times 110 times.jsonl "$gpu" time
 fi
 if has model; then

@@ -185,7 +185,10 @@ impl Like {
         let nested = top.get("text_config").is_some_and(Value::is_object);
         let text = if nested { top.get_mut("text_config").and_then(Value::as_object_mut) } else { Some(top) };
         let Some(text) = text else { bail!("text_config is no object") };
-        let have = text.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+        let Some(have) = text.get("num_hidden_layers").and_then(Value::as_u64).filter(|have| *have > 0)
+        else {
+            bail!("num_hidden_layers is missing or 0: give the config.json of a model of this architecture");
+        };
         if self.layers == 0 || self.layers as u64 > have {
             bail!("--layers {}: the model has {have}; give 1 to {have}", self.layers);
         }

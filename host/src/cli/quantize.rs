@@ -7,12 +7,16 @@ mod plan;
 mod tests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
+use plugfold::config::Device;
+use plugfold::device;
+use plugfold_cuda::TileQuantizer;
 use plugfold_engine::checkpoint::{Checkpoint, Dtype, TensorData};
 use plugfold_kernels::cpu::exl3::quantize::{self, Hessian, Settings, StoredTensor};
 use plugfold_kernels::cpu::exl3::{Codebook, Rate};
@@ -51,7 +55,13 @@ pub struct Quantize {
     /// Threads.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Where tiles are encoded: cpu, or cuda for the first GPU. The bytes are the same.
+    #[arg(long, default_value_t, value_enum, value_name = "DEVICE")]
+    device: Device,
 }
+
+/// Who encodes the tiles of each rate, where it is not the CPU.
+type Encoders = HashMap<Rate, TileQuantizer>;
 
 /// A codebook of the command line.
 pub fn codebook(name: &str) -> Result<Codebook, String> {
@@ -63,6 +73,7 @@ impl Quantize {
     pub fn run(self) -> anyhow::Result<()> {
         let source = Checkpoint::open(&self.model)?;
         let plan = Plan::new(&source, &self.rates, self.codebook)?;
+        let encoders = self.encoders(&plan)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?;
         let text = self.calibration.ids(&self.model)?;
         let mut output = Output::open(&self.out, &self.model, &self.options(&source, text.as_ref()))?;
@@ -94,7 +105,7 @@ impl Quantize {
                     .par_iter()
                     .map(|linear| {
                         let metric = rows.as_ref().and_then(|r| metrics.get(r.file(linear)?)?.as_ref());
-                        self.layer(&source, &output, linear, metric, &bar)
+                        self.layer(&source, &output, linear, metric, &encoders, &bar)
                     })
                     .collect::<anyhow::Result<Vec<_>>>()
             })?;
@@ -112,6 +123,22 @@ impl Quantize {
             calibration: rows.as_ref().map(Rows::size),
         };
         output.finish(&source, &plan, &about)
+    }
+
+    /// An encoder for each rate, unless the CPU encodes.
+    fn encoders(&self, plan: &Plan) -> anyhow::Result<Encoders> {
+        let mut encoders = Encoders::new();
+        if self.device == Device::Cpu {
+            return Ok(encoders);
+        }
+        let gpu = device::gpu(0)?;
+        for linear in plan.files().iter().flat_map(|f| &f.linears) {
+            if let Entry::Vacant(place) = encoders.entry(linear.rate) {
+                let blocks = gpu.facts().multiprocessors as usize;
+                place.insert(TileQuantizer::new(gpu.clone(), self.codebook, linear.rate, blocks)?);
+            }
+        }
+        Ok(encoders)
     }
 
     /// Everything the bytes depend on, to recognize the run that is resumed.
@@ -137,6 +164,7 @@ impl Quantize {
         output: &Output,
         linear: &Linear,
         metric: Option<&Hessian>,
+        encoders: &Encoders,
         bar: &ProgressBar,
     ) -> anyhow::Result<(Vec<StoredTensor>, Report)> {
         if let Some(part) = output.part(&linear.name)? {
@@ -158,15 +186,20 @@ impl Quantize {
             let now = linear.weights() * p.done as u64 / p.total as u64;
             bar.inc(now - told.swap(now, std::sync::atomic::Ordering::Relaxed));
         };
-        let quantized = quantize::quantize(
-            &linear.name,
-            &weight,
-            linear.inputs,
-            bias.as_deref(),
-            metric,
-            &settings,
-            &progress,
-        )?;
+        let (name, bias) = (&linear.name, bias.as_deref());
+        let quantized = match encoders.get(&linear.rate) {
+            Some(tiles) => quantize::quantize_by(
+                tiles,
+                name,
+                &weight,
+                linear.inputs,
+                bias,
+                metric,
+                &settings,
+                &progress,
+            )?,
+            None => quantize::quantize(name, &weight, linear.inputs, bias, metric, &settings, &progress)?,
+        };
         let stored = quantize::tensors(&linear.name, &quantized.layer);
         let storage = quantize::storage(&quantized.layer, &stored);
         let report = Report::new(linear, &storage, quantized.error, quantized.output_error);

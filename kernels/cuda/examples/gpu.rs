@@ -2,7 +2,8 @@
 //!
 //! `gpu compile ARCH FOLDER` fills a cache of compiled kernels (needs NVRTC, no GPU); `gpu facts` says what the device is;
 //! `gpu list` names the cases; `gpu case NAME` compares one with the CPU's reference, bit by bit, and rows alone with rows in
-//! company; `gpu time` times the operations at the sizes of the published model. Each prints one line of JSON a result.
+//! company; `gpu time` times the operations at the sizes of the published model; `gpu encode` compares and times the encoder of EXL3.
+//! Each prints one line of JSON a result.
 
 #[path = "../tests/cases/mod.rs"]
 mod cases;
@@ -72,7 +73,8 @@ fn run(args: &[&str]) -> Result<bool, String> {
             Ok(good)
         }
         ["time"] => timing::run(&open().map_err(said)?).map(|()| true),
-        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | time".into()),
+        ["encode"] => timing::encoder::run(&open().map_err(said)?),
+        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | time | encode".into()),
     }
 }
 

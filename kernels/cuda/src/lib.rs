@@ -15,6 +15,7 @@ mod graphs;
 mod kernel;
 mod machine;
 mod ops;
+mod quantize;
 mod segments;
 pub mod source;
 
@@ -24,3 +25,4 @@ pub use error::CudaError;
 pub use kernel::{Arg, Kernel, Launch, kernel, kernels};
 pub use machine::{Machine, Scratch};
 pub use ops::providers;
+pub use quantize::TileQuantizer;

@@ -42,8 +42,11 @@ impl Observer for Timeline {
 
     fn boot(&self, phase: &BootPhase<'_>) -> Result<(), OpError> {
         let at = since_launch().map_or_else(String::new, |s| format!("{s:.2} s: "));
-        let bytes =
-            if phase.bytes > 0 { format!(", {:.2} GB", phase.bytes as f64 / 1e9) } else { String::new() };
+        let bytes = match phase.bytes {
+            0 => String::new(),
+            few if few < 1_000_000_000 => format!(", {:.2} MB", few as f64 / 1e6),
+            many => format!(", {:.2} GB", many as f64 / 1e9),
+        };
         let free = std::fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(memory);
         let free = free.map_or_else(String::new, |(free, available)| {
             format!("; memory free {free:.2} GB, available {available:.2} GB")
@@ -76,5 +79,8 @@ mod tests {
         Timeline(host.object()).boot(&phase).unwrap();
         let line = host.lines().join("");
         assert!(line.contains("weights took 1.50 s, 82.00 GB"), "{line}");
+        let host = Alone::default();
+        Timeline(host.object()).boot(&BootPhase { bytes: 35_475_456, ..phase }).unwrap();
+        assert!(host.lines().join("").contains("weights took 1.50 s, 35.48 MB"));
     }
 }

@@ -109,21 +109,29 @@ impl Tool {
         let mut buffers = Aligned::new(self.how.threads * CHUNK as usize);
         let gb = manifest.bytes as f64 / 1e9;
         let (mut disk, mut ours) = (Vec::new(), Vec::new());
-        // In turn, so that both meet the same disk; the first turn touches the memory and does not count.
-        for turn in 0..4 {
-            let started = Instant::now();
-            raw(&path, self.how.threads, buffers.bytes()).map_err(|e| e.to_string())?;
-            let took = started.elapsed().as_secs_f64();
-            let started = Instant::now();
-            read(&path, manifest, self.how, memory.bytes())?;
+        // In turn, so that both meet the same disk, and each first as often as second: what was just read may come faster
+        // from caches behind the disk. The first turn touches the memory and does not count.
+        for turn in 0..5 {
+            let mut one = |plain: bool| -> Result<f64, String> {
+                let started = Instant::now();
+                if plain {
+                    raw(&path, self.how.threads, buffers.bytes()).map_err(|e| e.to_string())?;
+                } else {
+                    read(&path, manifest, self.how, memory.bytes())?;
+                }
+                Ok(gb / started.elapsed().as_secs_f64())
+            };
+            let (first, second) = (one(turn % 2 == 0)?, one(turn % 2 == 1)?);
             if turn > 0 {
-                disk.push(gb / took);
-                ours.push(gb / started.elapsed().as_secs_f64());
+                let (plain, whole) = if turn % 2 == 0 { (first, second) } else { (second, first) };
+                disk.push(plain);
+                ours.push(whole);
             }
         }
         let median = |all: &mut Vec<f64>| {
             all.sort_by(f64::total_cmp);
-            all[all.len() / 2]
+            // Of an even number, the mean of the two in the middle.
+            f64::midpoint(all[(all.len() - 1) / 2], all[all.len() / 2])
         };
         let (disk, ours) = (median(&mut disk), median(&mut ours));
         let How { threads, direct, verify } = self.how;

@@ -57,6 +57,11 @@ fn a_random_checkpoint_is_served_and_the_same_for_the_same_options() {
     let many = tempfile::tempdir().unwrap();
     let many = format!("{:#}", parse(DEMO, many.path(), "9", &more).run().unwrap_err());
     assert!(many.contains("give 1 to 8"), "{many}");
+    let other = tempfile::tempdir().unwrap();
+    let like = other.path().join("config.json");
+    std::fs::write(&like, r#"{"model_type": "x"}"#).unwrap();
+    let none = parse(like.to_str().unwrap(), &other.path().join("out"), "1", &more).run().unwrap_err();
+    assert!(format!("{none:#}").contains("num_hidden_layers is missing"), "{none:#}");
 }
 
 /// The published model: sizes only, nothing is written.

@@ -138,7 +138,10 @@ impl Plan {
             let module = name.strip_suffix(".weight");
             let class = module.and_then(class_of);
             if class.is_none() && name.contains(".experts.") && tensor.shape.len() == 3 {
-                bail!("tensor `{name}` stacks all experts; split it into `experts.N.*.weight` first");
+                bail!(
+                    "tensor `{name}` stacks all experts; split it first: plugfold convert --model {} --out DIR --to published",
+                    source.dir().display()
+                );
             }
             match (module, class, class.and_then(|c| rates.of(c)), tensor.shape) {
                 (Some(module), Some(class), Some(rate), &[outputs, inputs])

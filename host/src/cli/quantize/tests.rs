@@ -118,7 +118,16 @@ fn checkpoint_is_written_whole_and_resumed_to_the_same_bytes() {
     let quantize = Line::try_parse_from(line).unwrap().quantize;
     let output = Output::open(second.path(), from.path(), &quantize.options(&checkpoint, None)).unwrap();
     let plan = Plan::new(&checkpoint, &quantize.rates, quantize.codebook).unwrap();
-    quantize.layer(&checkpoint, &output, &plan.files()[1].linears[0], None, &ProgressBar::hidden()).unwrap();
+    quantize
+        .layer(
+            &checkpoint,
+            &output,
+            &plan.files()[1].linears[0],
+            None,
+            &Encoders::new(),
+            &ProgressBar::hidden(),
+        )
+        .unwrap();
     fs::write(second.path().join(".model-00001-of-00002.safetensors.77"), "half a file").unwrap();
     assert!(
         run(from.path(), second.path(), &["--seed", "3"]).unwrap_err().to_string().contains("other options")

@@ -1,5 +1,7 @@
 //! Times operations at the sizes of the published model against what the memory or the arithmetic allows.
 
+pub mod encoder;
+
 use std::sync::Arc;
 
 use plugfold_abi::{Addressing, Phase};

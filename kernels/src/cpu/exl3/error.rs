@@ -31,6 +31,9 @@ pub enum Error {
         /// The rate asked for.
         bits: String,
     },
+    /// A device that encodes.
+    #[error("the device cannot encode: {0}")]
+    Device(String),
     /// A cut that the block transforms do not allow.
     #[error(
         "layer `{layer}`: {side} range {start}..{end} of {channels} channels must be non-empty, inside, and on multiples of 128"

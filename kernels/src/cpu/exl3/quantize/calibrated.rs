@@ -8,8 +8,9 @@ use rayon::prelude::*;
 use super::cholesky::PANEL;
 use super::hessian::Metric;
 use super::matrix::{Progress, row_of_tiles};
-use super::viterbi::TileEncoder;
+use super::viterbi::Tiles;
 use crate::cpu::exl3::bits::place;
+use crate::cpu::exl3::error::Error;
 use crate::cpu::exl3::lanes::{Kernel, Path, dispatch};
 use crate::cpu::exl3::rate::POSITIONS;
 
@@ -18,12 +19,13 @@ const STRIP: usize = 64;
 
 /// Encodes `values`, `(k, n)` row-major, in the given metric; states of all tiles, row of tiles by row of tiles.
 pub(super) fn encode_with_feedback(
-    encoder: &TileEncoder,
+    tiles: &dyn Tiles,
     values: &[f32],
     n: usize,
     metric: &Metric,
     progress: &(dyn Fn(Progress) + Sync),
-) -> Vec<[u16; POSITIONS]> {
+) -> Result<Vec<[u16; POSITIONS]>, Error> {
+    let codes = tiles.kind().0.table();
     let k = values.len() / n;
     let feedback = metric.feedback();
     let total = values.len() / POSITIONS;
@@ -58,19 +60,19 @@ pub(super) fn encode_with_feedback(
                 }
             }
         }
-        let row = encoder.encode(&row_of_tiles(&wanted, n));
+        let row = tiles.encode(&row_of_tiles(&wanted, n))?;
         for (tile, states) in row.iter().enumerate() {
             for (position, &state) in states.iter().enumerate() {
                 let (r, c) = place(position);
                 let (row, column) = (first + r, 16 * tile + c);
                 errors[(column / STRIP * k + row) * STRIP + column % STRIP] =
-                    values[row * n + column] - encoder.value(state);
+                    values[row * n + column] - codes[usize::from(state)];
             }
         }
         states[first / 16 * (n / 16)..][..n / 16].copy_from_slice(&row);
         progress(Progress { done: (done + 1) * (n / 16), total });
     }
-    states
+    Ok(states)
 }
 
 /// `sums[a][c] = Σ_r L[r][first + a] · errors[r][c]` over the rows from `below` on.

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use super::calibrated::encode_with_feedback;
 use super::hessian::Hessian;
-use super::viterbi::TileEncoder;
+use super::viterbi::{TileEncoder, Tiles};
 use crate::cpu::exl3::bits::{pack_states, place};
 use crate::cpu::exl3::codebook::Codebook;
 use crate::cpu::exl3::error::Error;
@@ -92,6 +92,27 @@ pub fn quantize(
     progress: &(dyn Fn(Progress) + Sync),
 ) -> Result<Quantized, Error> {
     let encoder = TileEncoder::new(settings.codebook, settings.rate)?;
+    quantize_by(&encoder, name, weight, inputs, bias, hessian, settings, progress)
+}
+
+/// As [`quantize`], the tiles encoded by `tiles`.
+///
+/// # Errors
+/// As [`quantize`], and what a device says.
+///
+/// # Panics
+/// If `tiles` are of another codebook or rate than the settings.
+pub fn quantize_by(
+    tiles: &dyn Tiles,
+    name: &str,
+    weight: &[f32],
+    inputs: usize,
+    bias: Option<&[f32]>,
+    hessian: Option<&Hessian>,
+    settings: &Settings,
+    progress: &(dyn Fn(Progress) + Sync),
+) -> Result<Quantized, Error> {
+    assert_eq!(tiles.kind(), (settings.codebook, settings.rate), "the encoder of other settings");
     let refuse = |tensor: &str, problem: String| Err(Error::tensor(format!("{name}.{tensor}"), problem));
     if inputs == 0 || weight.is_empty() || !weight.len().is_multiple_of(inputs) {
         return refuse("weight", format!("{} values do not make rows of {inputs} inputs", weight.len()));
@@ -117,13 +138,13 @@ pub fn quantize(
     let (states, output_error) = match hessian {
         Some(hessian) => {
             let metric = hessian.rotated(&w.su);
-            let states = encode_with_feedback(&encoder, &w.values, w.n, &metric, progress);
-            let error = metric.relative_error(&w.values, &decode(&encoder, &states, w.n), w.n);
+            let states = encode_with_feedback(tiles, &w.values, w.n, &metric, progress)?;
+            let error = metric.relative_error(&w.values, &decode(settings.codebook, &states, w.n), w.n);
             (states, Some(error))
         }
-        None => (encode_plain(&encoder, &w, progress), None),
+        None => (encode_plain(tiles, &w, progress)?, None),
     };
-    let error = squared_error(&w.values, &decode(&encoder, &states, w.n));
+    let error = squared_error(&w.values, &decode(settings.codebook, &states, w.n));
     let mut trellis = vec![0; states.len() * settings.rate.words()];
     for (states, words) in states.iter().zip(trellis.chunks_exact_mut(settings.rate.words())) {
         pack_states(states, settings.rate, words);
@@ -139,19 +160,24 @@ pub fn quantize(
     Ok(Quantized { layer: Layer::from_planes(name, planes)?, error, output_error })
 }
 
-/// Every tile on its own, a row of tiles at a time.
+/// Tiles that are encoded at a time, in whole rows of tiles: enough to fill a device several times over.
+const AT_ONCE: usize = 4096;
+
+/// Every tile on its own, some rows of tiles at a time.
 fn encode_plain(
-    encoder: &TileEncoder,
+    tiles: &dyn Tiles,
     w: &Rotation,
     progress: &(dyn Fn(Progress) + Sync),
-) -> Vec<[u16; POSITIONS]> {
+) -> Result<Vec<[u16; POSITIONS]>, Error> {
     let total = w.values.len() / POSITIONS;
+    let rows = AT_ONCE.div_ceil(w.n / 16);
     let mut states = Vec::with_capacity(total);
-    for rows in w.values.chunks_exact(16 * w.n) {
-        states.extend(encoder.encode(&row_of_tiles(rows, w.n)));
+    for rows in w.values.chunks(rows * 16 * w.n) {
+        let targets: Vec<_> = rows.chunks_exact(16 * w.n).flat_map(|row| row_of_tiles(row, w.n)).collect();
+        states.extend(tiles.encode(&targets)?);
         progress(Progress { done: states.len(), total });
     }
-    states
+    Ok(states)
 }
 
 /// The tiles of 16 rows of `n` values, in ring order.
@@ -167,13 +193,14 @@ pub(super) fn row_of_tiles(rows: &[f32], n: usize) -> Vec<[f32; POSITIONS]> {
 }
 
 /// Code values of tiles, `(k, n)` row-major.
-fn decode(encoder: &TileEncoder, states: &[[u16; POSITIONS]], n: usize) -> Vec<f32> {
+fn decode(codebook: Codebook, states: &[[u16; POSITIONS]], n: usize) -> Vec<f32> {
+    let codes = codebook.table();
     let mut values = vec![0.0; states.len() * POSITIONS];
     for (rows, states) in values.chunks_exact_mut(16 * n).zip(states.chunks_exact(n / 16)) {
         for (tile, states) in states.iter().enumerate() {
             for (position, &state) in states.iter().enumerate() {
                 let (row, column) = place(position);
-                rows[row * n + 16 * tile + column] = encoder.value(state);
+                rows[row * n + 16 * tile + column] = codes[usize::from(state)];
             }
         }
     }

@@ -21,6 +21,6 @@ mod store;
 mod viterbi;
 
 pub use hessian::Hessian;
-pub use matrix::{Progress, Quantized, Settings, default_rms, quantize, seed_of};
+pub use matrix::{Progress, Quantized, Settings, default_rms, quantize, quantize_by, seed_of};
 pub use store::{Storage, StoredTensor, storage, tensors};
-pub use viterbi::TileEncoder;
+pub use viterbi::{TileEncoder, Tiles};

@@ -20,14 +20,38 @@ const SWEEP: usize = POSITIONS / 2;
 /// Out-nodes that the inner loop handles at once.
 const NODES: usize = 4 * LANES;
 
+/// Who encodes tiles: [`TileEncoder`] here, or a device. The states of a tile depend on its targets only, and are the same
+/// whoever finds them.
+pub trait Tiles: Send + Sync {
+    /// Codebook and rate of the tiles.
+    fn kind(&self) -> (Codebook, Rate);
+
+    /// Finds states for each tile of `targets`, given in ring order.
+    ///
+    /// # Errors
+    /// What a device says.
+    fn encode(&self, targets: &[[f32; POSITIONS]]) -> Result<Vec<[u16; POSITIONS]>, Error>;
+}
+
 /// Encodes tiles for one codebook and rate.
 #[derive(Debug)]
 pub struct TileEncoder {
+    codebook: Codebook,
     rate: Rate,
     /// Code values of all states, the states of one step beside one another: entry
     /// `(node / NODES, candidate, node % NODES)`, for steps that end in front of an even and of an odd position.
     tables: [Vec<f32>; 2],
     codes: &'static [f32],
+}
+
+impl Tiles for TileEncoder {
+    fn kind(&self) -> (Codebook, Rate) {
+        (self.codebook, self.rate)
+    }
+
+    fn encode(&self, targets: &[[f32; POSITIONS]]) -> Result<Vec<[u16; POSITIONS]>, Error> {
+        Ok(self.encode(targets))
+    }
 }
 
 impl TileEncoder {
@@ -51,12 +75,7 @@ impl TileEncoder {
             }
             table
         });
-        Ok(Self { rate, tables, codes })
-    }
-
-    /// The rate.
-    pub fn rate(&self) -> Rate {
-        self.rate
+        Ok(Self { codebook, rate, tables, codes })
     }
 
     /// Finds states for each tile of `targets`, given in ring order, with the sum of squared errors that they leave.
