@@ -119,7 +119,9 @@ impl TileQuantizer {
         match take() {
             Ok(memory) => Ok(Self { machine, codebook, rate, kernel, blocks, memory: Mutex::new(memory) }),
             Err(error) => {
-                taken.iter().for_each(|at| machine.release(*at));
+                for at in taken {
+                    machine.release(at);
+                }
                 Err(told(&error))
             }
         }
