@@ -6,8 +6,7 @@
 # PARTS are any of kernels, model, full, peers, sanitizer; all without it. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
 # time limit, and the rest goes on after one that fails; what has not begun after SECONDS (190 unless given) is left out and
 # said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, encoder.jsonl, times.jsonl, model.txt,
-# full.txt with
-# full-*.json, peers.json, sanitizer.txt, and summary.txt.
+# full.txt with full-*.json, peers.json, sanitizer.txt, and summary.txt.
 set -uo pipefail
 
 folder=$(cd "$1" && pwd)
