@@ -17,8 +17,8 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$work"
 
-# The calibration text: items 33 to 48 of each skill. With --limit 32 or less, nothing that is asked is in it.
-for file in tests/demo-model/eval/*.jsonl; do sed -n 33,48p "$file" | cut -c1-1500; done >"$work/text.txt"
+# The calibration text: items 33 to 36 of each skill. With --limit 32 or less, nothing that is asked is in it.
+for file in tests/demo-model/eval/*.jsonl; do sed -n 33,36p "$file" | cut -c1-700; done >"$work/text.txt"
 
 # evaluate NAME MODEL: a line of the table.
 evaluate() {
