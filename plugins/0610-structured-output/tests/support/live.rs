@@ -87,7 +87,8 @@ impl Live {
                     .run(app, async {
                         let _ = stopped.await;
                     })
-                    .await;
+                    .await
+                    .unwrap();
             });
         });
         Self { address: told.recv().unwrap(), engine, stop: Some(stop), thread: Some(thread) }
