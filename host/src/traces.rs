@@ -113,7 +113,7 @@ mod otel {
         service: &str,
     ) -> Result<(impl Layer<S> + Send + Sync + use<S>, Sending), String>
     where
-        S: Subscriber + for<'s> LookupSpan<'s>,
+        S: Subscriber + for<'s> LookupSpan<'s> + Send + Sync,
     {
         let wrong = |why: &dyn std::fmt::Display| {
             format!(
