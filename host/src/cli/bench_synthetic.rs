@@ -47,9 +47,12 @@ pub struct Synthetic {
     json: Option<PathBuf>,
 }
 
-/// Sums of seconds by operation, while somebody asks for them.
+/// Calls and seconds by operation.
+type Sums = BTreeMap<String, (usize, f64)>;
+
+/// Sums over operations, while somebody asks for them.
 #[derive(Default)]
-struct Times(Arc<Mutex<Option<BTreeMap<String, (usize, f64)>>>>);
+struct Times(Arc<Mutex<Option<Sums>>>);
 
 impl Observer for Times {
     fn interests(&self) -> Result<u32, OpError> {
@@ -118,7 +121,9 @@ impl Synthetic {
         model::threads(settings.threads, 1)?;
         let folder = tempfile::tempdir().context("a folder for the configuration")?;
         std::fs::write(folder.path().join("config.json"), json.to_string())?;
-        let longest = self.at.iter().map(|n| n + 512).chain(self.prompts.iter().copied()).max();
+        // Operations of a whole chunk are timed after the fewest of them.
+        let chunk = self.at.iter().min().map(|n| n + settings.prefill_rows);
+        let longest = self.at.iter().map(|n| n + 512).chain(self.prompts.iter().copied()).chain(chunk).max();
         let options = Options {
             model: folder.path().to_owned(),
             slots: 1,
@@ -168,16 +173,11 @@ impl Synthetic {
         self.json.as_deref().map_or(Ok(()), |path| save(path, &report))
     }
 
-    fn measure(
-        &self,
-        rank: &mut Rank,
-        times: &Mutex<Option<BTreeMap<String, (usize, f64)>>>,
-        loaded: f64,
-    ) -> anyhow::Result<Value> {
+    fn measure(&self, rank: &mut Rank, times: &Mutex<Option<Sums>>, loaded: f64) -> anyhow::Result<Value> {
         let prints = rank.world.is_lead();
         let say = |text: String| {
             if prints {
-                println!("{text}")
+                println!("{text}");
             }
         };
         let core = &mut rank.core;
@@ -272,7 +272,8 @@ fn push(report: &mut Value, list: &str, entry: Value) {
 fn step_bytes(core: &Core) -> usize {
     let moe = core.config().moe;
     let bytes = |weight: &plugfold_abi::Weight| -> usize {
-        let all: usize = weight.planes.iter().filter(|p| !p.ptr.is_null()).map(|p| p.span_bytes()).sum();
+        let all: usize =
+            weight.planes.iter().filter(|p| !p.ptr.is_null()).map(plugfold_abi::View::span_bytes).sum();
         let (count, format) = (weight.count as usize, weight.format.get_str());
         match () {
             () if format.starts_with("rows.") => all / (weight.n as usize).max(1),

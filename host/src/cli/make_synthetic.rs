@@ -28,7 +28,7 @@ use super::shards::{self, Entry};
 #[derive(Args)]
 pub struct MakeSynthetic {
     #[command(flatten)]
-    like: Like,
+    model: Like,
     /// Folder to write.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -41,8 +41,8 @@ pub struct MakeSynthetic {
 #[derive(Args)]
 pub struct Like {
     /// The config.json of the model to be like, or its folder; tokenizer files beside it are copied.
-    #[arg(long, value_name = "FILE|DIR")]
-    like: PathBuf,
+    #[arg(long = "like", value_name = "FILE|DIR")]
+    path: PathBuf,
     /// Layers: the model's first.
     #[arg(long, value_name = "N")]
     layers: usize,
@@ -102,8 +102,8 @@ impl MakeSynthetic {
         if !(self.file_size > 0.0 && self.file_size < 1e6) {
             bail!("--file-size {}: give a number of GB above 0", self.file_size);
         }
-        let (path, json, config) = self.like.read()?;
-        let tensors = self.like.tensors(&config)?;
+        let (path, json, config) = self.model.read()?;
+        let tensors = self.model.tensors(&config)?;
         shards::new_dir(&self.out)?;
         let total: u64 = tensors.iter().map(|t| t.entry.bytes()).sum();
         let bar = ProgressBar::new(total);
@@ -147,12 +147,12 @@ impl MakeSynthetic {
 impl Like {
     /// What it is like: a file or its folder.
     pub fn path(&self) -> &Path {
-        &self.like
+        &self.path
     }
 
     /// The configuration of the model: the file that it is like, and the one that it has.
     pub fn read(&self) -> anyhow::Result<(PathBuf, Value, ModelConfig)> {
-        let path = if self.like.is_dir() { self.like.join("config.json") } else { self.like.clone() };
+        let path = if self.path.is_dir() { self.path.join("config.json") } else { self.path.clone() };
         let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let mut json: Value =
             serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))?;

@@ -592,8 +592,8 @@ fn a_call_with_an_argument_of_the_wrong_type_is_not_accepted() {
     }
     // What looks like markup and is only letters is no text either: the server would take it for a call.
     let mut tracker = tracker(&compiler, &compiled);
-    let letters = "<tool_call>".bytes().map(|b| trie.token_id(&[b]).unwrap());
-    assert!(!letters.map(|id| tracker.accept(id).unwrap()).all(|taken| taken));
+    let mut letters = "<tool_call>".bytes().map(|b| trie.token_id(&[b]).unwrap());
+    assert!(!letters.all(|id| tracker.accept(id).unwrap()));
 }
 
 #[test]

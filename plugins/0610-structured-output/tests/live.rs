@@ -10,8 +10,8 @@ use plugfold_engine::service::Service as _;
 use serde_json::{Value, json};
 use server::{How, Live, body};
 
-fn threads(threads: usize) -> Option<Settings> {
-    Some(Settings { threads, ..support::patient() })
+fn threads(threads: usize) -> Settings {
+    Settings { threads, ..support::patient() }
 }
 
 fn person() -> Value {
@@ -37,7 +37,7 @@ fn tasks() -> Vec<(&'static str, Value, fn(&Value))> {
     }
     vec![
         ("Give me an object.", json!({"response_format": {"type": "json_object"}}), |c| {
-            assert!(json_of(c).is_object())
+            assert!(json_of(c).is_object());
         }),
         (
             "Describe Ada, 36, as JSON.",
@@ -103,7 +103,7 @@ fn ids(choice: &Value) -> &Value {
 
 #[test]
 fn a_constrained_reply_is_valid_and_the_same_drafted_batched_and_on_ranks() {
-    let serial = Live::start(&How { slots: 1, drafts: false, grammar: threads(0), ..How::default() });
+    let serial = Live::start(&How { slots: 1, drafts: false, grammar: Some(threads(0)), ..How::default() });
     let mut all = Vec::new();
     let mut finished = 0;
     for (text, fields, check) in tasks() {
@@ -135,8 +135,8 @@ fn a_constrained_reply_is_valid_and_the_same_drafted_batched_and_on_ranks() {
     assert!(finished > 15, "{finished} of {} replies came to an end", all.len());
     drop(serial);
     for how in [
-        How { grammar: threads(4), ..How::default() },
-        How { ranks: 2, grammar: threads(2), ..How::default() },
+        How { grammar: Some(threads(4)), ..How::default() },
+        How { ranks: 2, grammar: Some(threads(2)), ..How::default() },
     ] {
         let server = Live::start(&how);
         let same = |(text, more, choice): &(&str, Value, Value)| {
@@ -163,7 +163,7 @@ fn a_constrained_reply_is_valid_and_the_same_drafted_batched_and_on_ranks() {
 
 #[test]
 fn plain_requests_are_what_they_are_without_the_feature() {
-    let servers = [None, threads(4)].map(|grammar| Live::start(&How { grammar, ..How::default() }));
+    let servers = [None, Some(threads(4))].map(|grammar| Live::start(&How { grammar, ..How::default() }));
     let requests = [
         ("What is 17 + 25?", json!({"temperature": 0})),
         ("What is Plugfold?", json!({"temperature": 1.0, "seed": 3})),

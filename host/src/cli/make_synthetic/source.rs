@@ -69,17 +69,14 @@ impl Noise {
 impl Tensors for Noise {
     fn tensor(&self, name: &str) -> Option<RawTensor<'_>> {
         let t = self.tensors.get(name)?;
-        let (dtype, data) = match t.fill {
-            Fill::Words => {
-                let bytes = t.entry.bytes() as usize;
-                // A multiple of a row of states, so that tensors of one size differ.
-                let at = (t.seed as usize % (self.words.len() - bytes + 1)) & !63;
-                (Stored::I16, &self.words[at..at + bytes])
-            }
-            _ => {
-                let dtype = if t.entry.dtype == Dtype::F16 { Stored::F16 } else { Stored::I32 };
-                (dtype, &self.small.get(name)?[..])
-            }
+        let (dtype, data) = if t.fill == Fill::Words {
+            let bytes = t.entry.bytes() as usize;
+            // A multiple of a row of states, so that tensors of one size differ.
+            let at = (t.seed as usize % (self.words.len() - bytes + 1)) & !63;
+            (Stored::I16, &self.words[at..at + bytes])
+        } else {
+            let dtype = if t.entry.dtype == Dtype::F16 { Stored::F16 } else { Stored::I32 };
+            (dtype, &self.small.get(name)?[..])
         };
         Some(RawTensor { dtype, shape: t.entry.shape.clone(), data })
     }

@@ -69,10 +69,10 @@ fn a_random_checkpoint_is_served_and_the_same_for_the_same_options() {
 fn a_layer_of_the_published_width() {
     let make = parse(PUBLISHED, Path::new("unused"), "4", &["--no-draft-head"]);
     let mut json: Value = serde_json::from_slice(&std::fs::read(PUBLISHED).unwrap()).unwrap();
-    make.like.shape(&mut json).unwrap();
+    make.model.shape(&mut json).unwrap();
     let config = ModelConfig::from_json(&json.to_string()).unwrap();
     assert_eq!((config.layers.len(), config.mtp_layers), (4, 0));
-    let tensors = make.like.tensors(&config).unwrap();
+    let tensors = make.model.tensors(&config).unwrap();
     let of = |name: &str| tensors.iter().find(|t| t.entry.name.ends_with(name)).unwrap();
     assert_eq!(of("layers.3.mlp.experts.287.down_proj.trellis").entry.shape, [128, 256, 64]);
     assert_eq!(of("lm_head.trellis").entry.shape, [256, 9680, 96]);

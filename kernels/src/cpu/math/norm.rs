@@ -184,7 +184,7 @@ mod tests {
         let rows = x.len() / (4 * d);
         let mut out = vec![0.0; 4 * rows * d];
         let [normed, centered, mean, last] = {
-            let mut pieces = RowsMut::new(&mut out, 4 * d).column_pieces(d).into_iter();
+            let mut pieces = RowsMut::new(&mut out, 4 * d).column_pieces(d);
             std::array::from_fn(|_| pieces.next().unwrap())
         };
         let view = Rows::new(x, 4 * d);

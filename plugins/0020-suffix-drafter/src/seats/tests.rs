@@ -117,7 +117,7 @@ impl Copier {
             let choice = decide(lookup, slot, &ids, &Asked { room: 7.min(left), ..*asked });
             let by_lookup = choice.drafter == 1;
             let mut drafts = if by_lookup { propose(lookup, slot, &ids, &choice) } else { Vec::new() };
-            drafts.truncate(lookup.cut(slot, Slice::from(&drafts[..])).unwrap() as usize);
+            drafts.truncate(lookup.cut(slot, 0, Slice::from(&drafts[..])).unwrap() as usize);
             let mut kept = 0;
             for draft in &drafts {
                 if *draft != self.token(ids.len()) {
@@ -220,7 +220,7 @@ fn drafts_stop_before_a_stop_token_and_a_virtual_id_and_never_pass_the_room() {
     for (drafts, keep) in
         [(vec![1, 2, 5, 7], 2), (vec![1, FIRST_VIRTUAL_ID, 3], 1), (vec![1, 2], 2), (vec![], 0)]
     {
-        assert_eq!(lookup.cut(0, Slice::from(&drafts[..])).unwrap(), keep, "{drafts:?}");
+        assert_eq!(lookup.cut(0, 0, Slice::from(&drafts[..])).unwrap(), keep, "{drafts:?}");
     }
 }
 

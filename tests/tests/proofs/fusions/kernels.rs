@@ -215,7 +215,7 @@ fn chained(f: &Fused, calls: &[Call<'_>]) -> Result<(), OpError> {
 }
 
 /// The rows of a product one by one.
-fn product<'c>(f: &Fused, o: &Operands<'c>) -> Result<(usize, impl Fn(usize) -> Vec<f32>), OpError> {
+fn product(f: &Fused, o: &Operands<'_>) -> Result<(usize, impl Fn(usize) -> Vec<f32>), OpError> {
     let (n, k) = (o.size(0, "n")?, o.size(1, "k")?);
     let (x, w) = (o.input::<f32>(0, "rows", o.rows(), k)?, o.panels(0, "matrix", n, k)?);
     Ok((n, move |r: usize| sliced(f, x.row(r), w)))

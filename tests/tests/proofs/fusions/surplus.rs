@@ -143,10 +143,13 @@ fn astray(picks: &Picks, sources: &[usize]) -> Result<(), String> {
     Ok(())
 }
 
+/// A committed state, part by part.
+type Image = Vec<(String, Vec<u32>)>;
+
 /// What a round gave.
 struct Round {
     /// Logits of real rows and the states of both sequences, as bits.
-    real: (Vec<u32>, [Vec<(String, Vec<u32>)>; 2]),
+    real: (Vec<u32>, [Image; 2]),
     astray: Result<(), String>,
     /// Who runs the router's logits, in tied rounds and in others.
     routers: [String; 2],
