@@ -1,88 +1,148 @@
-// Hyper-connections: `hc.dots` (the products are a matrix product; here the sum of squares), `hc.finish`, `hc.post`.
-// A block a row. Bound: the bytes of the rows of x, four streams of D numbers.
+// Hyper-connections: `hc.dots`, `hc.finish`, `hc.post`. Bound: the bytes of the rows of x, four streams of D numbers; at one
+// row latency, so whatever does not wait for something else is done beside it, in a block of its own.
 
-// Sum of squares of rows of k numbers, into column 0 of `out`.
-KERNEL THREADS(512) hc_squares(const float* x, u32 x_stride, u32 k, float* out, u32 out_stride) {
-  x += (u64)blockIdx.x * x_stride;
-  float sum = block_squares(k, [=](u32 i) { return x[i]; });
-  if (threadIdx.x == 0) out[(u64)blockIdx.x * out_stride] = sum;
+#define PIECE 1024
+#define PIECES 8
+
+// Sum of squares of a row, into the column behind its outputs, by the first warp of a block: the row comes through a ring in
+// shared memory, seven pieces ahead. The 32 sums of the lanes are chains; k / 32 multiply-adds each are its time.
+DEVICE void squares(const Chains& c, u32 row) {
+  SHARED_BYTES(shared);
+  if (row >= c.rows || warp() != 0) return;
+  float* ring = (float*)shared;
+  const float* x = c.x + (u64)row * c.x_stride;
+  u32 pieces = (c.k + PIECE - 1) / PIECE;
+  auto fetch = [&](u32 p) {
+    if (p < pieces) {
+      u32 left = c.k - p * PIECE;
+      const float* from = x + p * PIECE;
+      float* to = ring + p % PIECES * PIECE;
+#pragma unroll
+      for (u32 i = 0; i < PIECE / 128; i++) {
+        u32 at = (lane() + 32 * i) * 4;
+        if (at + 4 <= left) copy_async(to + at, from + at);
+        else
+          for (u32 j = 0; j < 4; j++) to[at + j] = at + j < left ? from[at + j] : 0.0f;
+      }
+    }
+    copy_commit();
+  };
+#pragma unroll 1
+  for (u32 p = 0; p + 1 < PIECES; p++) fetch(p);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (u32 p = 0; p < pieces; p++) {
+    copy_wait<PIECES - 2>();
+    __syncwarp();
+    // Into the piece that all lanes have left.
+    fetch(p + PIECES - 1);
+    const float* piece = ring + p % PIECES * PIECE + lane();
+#pragma unroll
+    for (u32 i = 0; i < PIECE / 32; i++) sum = fma_rn(piece[32 * i], piece[32 * i], sum);
+  }
+  sum = tree(sum);
+  if (lane() == 0) c.out[(u64)row * c.out_stride + c.n] = sum;
 }
+
+// The first blocks of a tile of rows add squares, a row each (they take longest); the others take a chain of the products.
+template <class W> DEVICE void dots(const Chains& c) {
+  if (blockIdx.x >= CHAIN_ROWS) chain<W>(c, blockIdx.x - CHAIN_ROWS, blockIdx.y, blockIdx.z);
+  else if (blockIdx.z == 0) squares(c, blockIdx.y * CHAIN_ROWS + blockIdx.x);
+}
+
+KERNEL THREADS(128) hc_dots_bf16(Chains chains) { dots<u16>(chains); }
+KERNEL THREADS(128) hc_dots_f32(Chains chains) { dots<float>(chains); }
 
 #define MAX_STREAMS 8
 
-// Coefficients of one row, by one warp: pre, post, comb (row i: stream i into stream j) in shared memory. N is the number
-// of streams where it is known when this is compiled: then chains are side by side.
+// One over the root mean square of the row that the products are of.
+DEVICE float dots_factor(float squares, u32 width, float eps) {
+  return div_rn(1.0f, sqrt_rn(div_rn(squares, (float)width) + eps));
+}
+
+// Element e of a matrix whose elements e and e + 32 lie in lane e.
+template <int HALVES> DEVICE float element(const float (&m)[HALVES], u32 e) {
+  float v = __shfl_sync(ALL, m[0], e % 32);
+  if constexpr (HALVES == 2) {
+    float upper = __shfl_sync(ALL, m[1], e % 32);
+    v = e < 32 ? v : upper;
+  }
+  return v;
+}
+
+// What `hc.post` needs of one row, by one warp: post, and comb (row i: stream i into stream j). A lane has an element of comb, or
+// two, in registers, and adds those of its row or column in order. N is the number of streams where it is known when this is
+// compiled: then the elements of a sum come side by side.
 template <u32 N>
 DEVICE void coefficients(
-    const float* dots, u32 width, u32 streams, u32 steps, const float* base, const float* scale, float rms_eps, float hc_eps,
-    float* pre, float* post, float* comb) {
-  const u32 n = N > 0 ? N : streams, mixes = (2 + n) * n;
-  float r = div_rn(1.0f, sqrt_rn(div_rn(dots[mixes], (float)width) + rms_eps));
-  u32 l = lane();
-  if (l < n) {
-    pre[l] = sigmoid_of(fma_rn(dots[l] * r, scale[0], base[l])) + hc_eps;
-    post[l] = 2.0f * sigmoid_of(fma_rn(dots[n + l] * r, scale[1], base[n + l]));
-  }
-  // A lane a row of comb: its softmax, in order.
-  if (l < n) {
-    float row[N > 0 ? N : MAX_STREAMS], top = -infinity(), total = 0.0f;
+    const float* dots, u32 streams, u32 d, u32 steps, const float* base, const float* scale, float rms_eps, float hc_eps,
+    float* post, float* comb) {
+  constexpr int HALVES = N > 0 && N * N <= 32 ? 1 : 2;
+  constexpr u32 MOST = N > 0 ? N : MAX_STREAMS;
+  const u32 n = N > 0 ? N : streams, mixes = (2 + n) * n, l = lane();
+  // All that is read, at once. Lanes beyond the last element repeat the first.
+  float squares = dots[mixes], dot[HALVES], bias[HALVES], factor = scale[2], post_factor = scale[1];
+  float post_dot = l < n ? dots[n + l] : 0.0f, post_bias = l < n ? base[n + l] : 0.0f;
+  u32 row[HALVES], column[HALVES];
 #pragma unroll
-    for (u32 j = 0; j < (N > 0 ? N : MAX_STREAMS); j++) {
-      if (j < n) {
-        u32 i = 2 * n + l * n + j;
-        row[j] = fma_rn(dots[i] * r, scale[2], base[i]);
-        top = row[j] > top ? row[j] : top;
+  for (u32 h = 0; h < HALVES; h++) {
+    u32 e = l + 32 * h < n * n ? l + 32 * h : 0;
+    dot[h] = dots[2 * n + e];
+    bias[h] = base[2 * n + e];
+    row[h] = e / n * n;
+    column[h] = e % n;
+  }
+  float r = dots_factor(squares, n * d, rms_eps);
+  if (l < n) post[l] = 2.0f * sigmoid_of(fma_rn(post_dot * r, post_factor, post_bias));
+  // The softmax of each row, in order.
+  float v[HALVES], top[HALVES], total[HALVES];
+#pragma unroll
+  for (u32 h = 0; h < HALVES; h++) {
+    v[h] = fma_rn(dot[h] * r, factor, bias[h]);
+    top[h] = -infinity();
+    total[h] = 0.0f;
+  }
+#pragma unroll
+  for (u32 j = 0; j < MOST; j++) {
+    if (j < n) {
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) {
+        float other = element(v, row[h] + j);
+        top[h] = other > top[h] ? other : top[h];
       }
     }
+  }
 #pragma unroll
-    for (u32 j = 0; j < (N > 0 ? N : MAX_STREAMS); j++) {
-      if (j < n) {
-        row[j] = exp_of(row[j] - top);
-        total = total + row[j];
-      }
-    }
+  for (u32 h = 0; h < HALVES; h++) v[h] = exp_of(v[h] - top[h]);
 #pragma unroll
-    for (u32 j = 0; j < (N > 0 ? N : MAX_STREAMS); j++) {
-      if (j < n) comb[l * n + j] = div_rn(row[j], total) + hc_eps;
+  for (u32 j = 0; j < MOST; j++) {
+    if (j < n) {
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) total[h] = total[h] + element(v, row[h] + j);
     }
   }
-  __syncwarp();
-  // Columns and rows in turn; a lane holds its element and adds the others of its column or row in order.
-  if (n * n <= 32) {
-    float mine = l < n * n ? comb[l] : 0.0f;
-    u32 column = l % n, row = l / n * n;
+#pragma unroll
+  for (u32 h = 0; h < HALVES; h++) v[h] = div_rn(v[h], total[h]) + hc_eps;
+  // Columns and rows in turn, columns first and last.
 #pragma unroll 2
-    for (u32 turn = 0; turn + 1 < 2 * steps; turn++) {
-      float total = 0.0f;
-#pragma unroll
-      for (u32 i = 0; i < (N > 0 ? N : MAX_STREAMS); i++) {
-        if (i < n) total = total + __shfl_sync(ALL, mine, turn % 2 == 0 ? i * n + column : row + i);
-      }
-      mine = div_rn(mine, total + hc_eps);
-    }
-    if (l < n * n) comb[l] = mine;
-    return;
-  }
   for (u32 turn = 0; turn + 1 < 2 * steps; turn++) {
-    bool columns = turn % 2 == 0;
-    float mine[2];
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-      u32 e = l + 32 * half;
-      if (e < n * n) {
-        const float* first = columns ? comb + e % n : comb + e / n * n;
-        u32 stride = columns ? n : 1;
-        float total = 0.0f;
-        for (u32 i = 0; i < n; i++) total = total + first[i * stride];
-        mine[half] = div_rn(comb[e], total + hc_eps);
+    for (u32 h = 0; h < HALVES; h++) total[h] = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < MOST; i++) {
+      if (i < n) {
+#pragma unroll
+        for (u32 h = 0; h < HALVES; h++) {
+          total[h] = total[h] + element(v, turn % 2 == 0 ? i * n + column[h] : row[h] + i);
+        }
       }
     }
-    __syncwarp();
 #pragma unroll
-    for (u32 half = 0; half < 2; half++) {
-      if (l + 32 * half < n * n) comb[l + 32 * half] = mine[half];
-    }
-    __syncwarp();
+    for (u32 h = 0; h < HALVES; h++) v[h] = div_rn(v[h], total[h] + hc_eps);
+  }
+#pragma unroll
+  for (u32 h = 0; h < HALVES; h++) {
+    if (l + 32 * h < n * n) comb[l + 32 * h] = v[h];
   }
 }
 
@@ -90,34 +150,44 @@ DEVICE void coefficients(
 // Streams whose numbers are fetched before the coefficients are there.
 #define EARLY 4
 
-// What a block reads: the streams collapsed and normed, and the coefficients for `hc.post`. The first FETCHED numbers of
-// each thread stay in registers from the fetch to the end.
+// What a block reads: the streams collapsed and normed, and the coefficients for `hc.post`. A row has two blocks: one of a warp
+// for the coefficients, whose steps depend on each other, and beside it one for the numbers. Of these the first FETCHED of
+// each thread stay in registers from the fetch to the end; every warp makes the factors of the streams for itself.
 KERNEL THREADS(512) hc_finish(
     const float* dots, u32 dots_stride, const float* x, u32 x_stride, const float* base, const float* scale,
     const float* norm, float rms_eps, float hc_eps, u32 n, u32 d, u32 steps, float* h, u32 h_stride, float* post,
     u32 post_stride, float* comb, u32 comb_stride) {
-  SHARED float s_pre[MAX_STREAMS], s_post[MAX_STREAMS], s_comb[MAX_STREAMS * MAX_STREAMS];
-  const u32 held = FETCHED * FINISH_THREADS;
+  const u32 held = FETCHED * FINISH_THREADS, l = lane();
   u64 row = blockIdx.x;
   dots += row * dots_stride;
+  if (blockIdx.y == 1) {
+    if (warp() != 0) return;
+    post += row * post_stride;
+    comb += row * comb_stride;
+    if (n == EARLY) coefficients<EARLY>(dots, n, d, steps, base, scale, rms_eps, hc_eps, post, comb);
+    else coefficients<0>(dots, n, d, steps, base, scale, rms_eps, hc_eps, post, comb);
+    return;
+  }
   x += row * x_stride;
   h += row * h_stride;
+  // Before the streams: their numbers would be waited for first.
+  float squares = dots[(2 + n) * n], factor = scale[0], dot = l < n ? dots[l] : 0.0f, bias = l < n ? base[l] : 0.0f;
   float early[FETCHED][EARLY], sums[FETCHED], weights[FETCHED];
 #pragma unroll
   for (u32 j = 0; j < FETCHED; j++) {
     u32 i = threadIdx.x + j * FINISH_THREADS;
-    weights[j] = i < d ? norm[i] : 0.0f;
     sums[j] = 0.0f;
 #pragma unroll
     for (u32 s = 0; s < EARLY; s++) early[j][s] = n == EARLY && i < d ? x[(u64)s * d + i] : 0.0f;
   }
-  if (warp() == 0) {
-    if (n == EARLY) coefficients<EARLY>(dots, n * d, n, steps, base, scale, rms_eps, hc_eps, s_pre, s_post, s_comb);
-    else coefficients<0>(dots, n * d, n, steps, base, scale, rms_eps, hc_eps, s_pre, s_post, s_comb);
+#pragma unroll
+  for (u32 j = 0; j < FETCHED; j++) {
+    u32 i = threadIdx.x + j * FINISH_THREADS;
+    weights[j] = i < d ? norm[i] : 0.0f;
   }
-  __syncthreads();
-  if (threadIdx.x < n) post[row * post_stride + threadIdx.x] = s_post[threadIdx.x];
-  if (threadIdx.x < n * n) comb[row * comb_stride + threadIdx.x] = s_comb[threadIdx.x];
+  float own = sigmoid_of(fma_rn(dot * dots_factor(squares, n * d, rms_eps), factor, bias)) + hc_eps, pre[MAX_STREAMS];
+#pragma unroll
+  for (u32 s = 0; s < MAX_STREAMS; s++) pre[s] = __shfl_sync(ALL, own, s);
   float r = rms_factor(
       block_squares_at(
           d,
@@ -125,9 +195,12 @@ KERNEL THREADS(512) hc_finish(
             float sum = 0.0f;
             if (n == EARLY && i < held) {
 #pragma unroll
-              for (u32 s = 0; s < EARLY; s++) sum = fma_rn(s_pre[s], early[j][s], sum);
+              for (u32 s = 0; s < EARLY; s++) sum = fma_rn(pre[s], early[j][s], sum);
             } else {
-              for (u32 s = 0; s < n; s++) sum = fma_rn(s_pre[s], x[(u64)s * d + i], sum);
+#pragma unroll
+              for (u32 s = 0; s < MAX_STREAMS; s++) {
+                if (s < n) sum = fma_rn(pre[s], x[(u64)s * d + i], sum);
+              }
             }
             if (i < held) sums[j] = sum;
             else h[i] = sum;
@@ -146,24 +219,28 @@ KERNEL THREADS(512) hc_finish(
 KERNEL THREADS(128) hc_post(
     const float* x, u32 x_stride, const float* parts, u32 parts_stride, const float* post, u32 post_stride,
     const float* comb, u32 comb_stride, u32 n, u32 d, u32 count, float* out, u32 out_stride) {
+  SHARED float s_post[MAX_STREAMS], s_comb[MAX_STREAMS * MAX_STREAMS];
   u64 row = blockIdx.x;
-  u32 i = blockIdx.y * blockDim.x + threadIdx.x;
-  if (i >= d) return;
+  u32 i = blockIdx.y * blockDim.x + threadIdx.x, t = threadIdx.x;
+  bool there = i < d;
   x += row * x_stride;
   parts += row * parts_stride;
-  post += row * post_stride;
-  comb += row * comb_stride;
   out += row * out_stride;
-  float y = parts[i];
-  for (u32 p = 1; p < count; p++) y = y + parts[(u64)p * d + i];
-  float streams[MAX_STREAMS];
+  // All loads are under way before the first is waited for.
+  float coefficient = t < n * n ? comb[row * comb_stride + t] : 0.0f, share = t < n ? post[row * post_stride + t] : 0.0f;
+  float y = there ? parts[i] : 0.0f, streams[MAX_STREAMS];
 #pragma unroll
-  for (u32 s = 0; s < MAX_STREAMS; s++) streams[s] = s < n ? x[(u64)s * d + i] : 0.0f;
+  for (u32 s = 0; s < MAX_STREAMS; s++) streams[s] = there && s < n ? x[(u64)s * d + i] : 0.0f;
+  for (u32 p = 1; p < count && there; p++) y = y + parts[(u64)p * d + i];
+  if (t < n * n) s_comb[t] = coefficient;
+  if (t < n) s_post[t] = share;
+  __syncthreads();
+  if (!there) return;
   for (u32 j = 0; j < n; j++) {
-    float sum = post[j] * y;
+    float sum = s_post[j] * y;
 #pragma unroll
     for (u32 s = 0; s < MAX_STREAMS; s++) {
-      if (s < n) sum = fma_rn(comb[s * n + j], streams[s], sum);
+      if (s < n) sum = fma_rn(s_comb[s * n + j], streams[s], sum);
     }
     out[(u64)j * d + i] = sum;
   }

@@ -1,27 +1,31 @@
 // Routing: `moe.pick`, `moe.group`, `moe.combine`. The products are in panels.cu and exl3.cu.
 
-// Experts of a row by falling biased score, ties to the lower id, and their weights from the unbiased scores. A warp a row.
-// Bound: the bytes of the logits; k rounds over E / 32 numbers a lane.
-KERNEL THREADS(32) moe_pick(
+// Experts of a row by falling biased score, ties to the lower id, and their weights from the unbiased scores. A block a row
+// makes the scores, its first warp picks. Bound: latency, of k steps that each find the largest of 32 lanes' best.
+KERNEL THREADS(256) moe_pick(
     const float* logits, u32 logits_stride, const float* bias, u32 experts, u32 k, u32 groups, u32 kept, u32 normalized,
     float scale, i32* ids, u32 ids_stride, float* weights, u32 weights_stride) {
   SHARED_BYTES(shared);
-  float *score = (float*)shared, *biased = score + experts, *group = biased + experts;
+  // Scores; what orders them, 0 where an expert is not to be had; and the groups' scores, in whose place the picks lie later.
+  float *score = (float*)shared, *group = score + 2 * experts;
+  u32 *key = (u32*)(score + experts), *picked = (u32*)group;
+  const bool grouped = kept < groups;
   logits += (u64)blockIdx.x * logits_stride;
   ids += (u64)blockIdx.x * ids_stride;
   weights += (u64)blockIdx.x * weights_stride;
-  for (u32 e = lane(); e < experts; e += 32) {
+  for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
     score[e] = sigmoid_of(logits[e]);
-    biased[e] = score[e] + bias[e];
+    float biased = score[e] + bias[e];
+    key[e] = grouped ? bits_of(biased) : ordered(biased) + 1;
   }
-  __syncwarp();
-  u32 size = experts / groups;
-  if (kept < groups) {
+  __syncthreads();
+  if (grouped) {
     // A group's score is the sum of its two largest; the groups that are kept by falling score, ties to the lower one.
-    for (u32 g = lane(); g < groups; g += 32) {
+    u32 size = experts / groups;
+    for (u32 g = threadIdx.x; g < groups; g += blockDim.x) {
       float first = -infinity(), second = -infinity();
       for (u32 i = 0; i < size; i++) {
-        float v = biased[g * size + i];
+        float v = float_of(key[g * size + i]);
         if (v > first) {
           second = first;
           first = v;
@@ -31,67 +35,80 @@ KERNEL THREADS(32) moe_pick(
       }
       group[g] = size > 1 ? first + second : first;
     }
-    __syncwarp();
-  }
-  // What is left to choose from. A lane has experts lane, lane + 32, ...; a bit each says that it is gone.
-  u32 gone[8];
-#pragma unroll
-  for (u32 i = 0; i < 8; i++) gone[i] = 0;
-  if (kept < groups) {
-    for (u32 e = lane(), i = 0; e < experts; e += 32, i++) {
+    __syncthreads();
+    for (u32 e = threadIdx.x; e < experts; e += blockDim.x) {
       u32 g = e / size, better = 0, mine = ordered(group[g]);
       for (u32 o = 0; o < groups; o++) {
-        u32 key = ordered(group[o]);
-        if (key > mine || (key == mine && o < g)) better++;
+        u32 other = ordered(group[o]);
+        if (other > mine || (other == mine && o < g)) better++;
       }
-      if (better >= kept) {
-#pragma unroll
-        for (u32 word = 0; word < 8; word++) {
-          if (i / 32 == word) gone[word] |= 1u << (i % 32);
-        }
-      }
+      key[e] = better < kept ? ordered(float_of(key[e])) + 1 : 0;
     }
+    __syncthreads();
   }
+  if (warp() != 0) return;
+  // A lane has experts lane, lane + 32, ..; of those that are left the largest key, and the lowest expert that has it.
+  u32 best, at;
+  auto look = [&] {
+    best = 0;
+    at = 0xffffffffu;
+#pragma unroll 8
+    for (u32 e = lane(); e < experts; e += 32) {
+      u32 own = key[e];
+      at = own > best ? e : at;
+      best = own > best ? own : best;
+    }
+  };
+  look();
   float total = 0.0f;
   for (u32 slot = 0; slot < k; slot++) {
-    // Largest key first, lowest id among equals: one 64-bit number.
-    u64 best = 0;
-#pragma unroll
-    for (u32 word = 0; word < 8; word++) {
-#pragma unroll 1
-      for (u32 bit = 0; bit < 32; bit++) {
-        u32 e = (word * 32 + bit) * 32 + lane();
-        if (e >= experts) break;
-        if (gone[word] >> bit & 1) continue;
-        u64 key = (u64)ordered(biased[e]) << 32 | (0xffffffffu - e);
-        best = key > best ? key : best;
-      }
-    }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      u64 other = __shfl_xor_sync(ALL, best, mask);
-      best = other > best ? other : best;
-    }
-    u32 e = 0xffffffffu - (u32)best;
-    if (e % 32 == lane()) {
-#pragma unroll
-      for (u32 word = 0; word < 8; word++) {
-        if (e / 1024 == word) gone[word] |= 1u << (e / 32 % 32);
-      }
-    }
+    u32 top = __reduce_max_sync(ALL, best), e = __reduce_min_sync(ALL, best == top ? at : 0xffffffffu);
     total = total + score[e];
-    if (lane() == 0) ids[slot] = (i32)e;
+    if (lane() == 0) {
+      ids[slot] = (i32)e;
+      picked[slot] = e;
+    }
+    // Only the lane whose expert it was has to look again.
+    if (at == e) {
+      key[e] = 0;
+      look();
+    }
+    __syncwarp();
   }
-  __syncwarp();
   float divisor = normalized ? total + 1e-20f : 1.0f;
-  for (u32 slot = lane(); slot < k; slot += 32) weights[slot] = div_rn(score[ids[slot]], divisor) * scale;
+  for (u32 slot = lane(); slot < k; slot += 32) weights[slot] = div_rn(score[picked[slot]], divisor) * scale;
+}
+
+// Up to 32 pairs, for `moe_group`. Every warp holds them all, a lane each; a thread counts what lies before an expert.
+DEVICE void few_pairs(
+    const i32* ids, u32 ids_stride, u32 pairs, u32 k, u32 experts, i32* order, u32 order_stride, i32* starts, u32 starts_stride) {
+  u32 l = lane(), mine = l < pairs ? (u32)ids[(u64)(l / k) * ids_stride + l % k] : experts;
+  for (u32 base = warp() * 32; base <= experts; base += blockDim.x) {
+    u32 e = base + l, before = 0;
+#pragma unroll 8
+    for (u32 p = 0; p < pairs; p++) before += __shfl_sync(ALL, mine, p) < e;
+    if (e <= experts) starts[(u64)e * starts_stride] = (i32)before;
+  }
+  if (warp() != 0) return;
+  u32 place = 0;
+#pragma unroll 8
+  for (u32 p = 0; p < pairs; p++) {
+    u32 other = __shfl_sync(ALL, mine, p);
+    place += other < mine || (other == mine && p < l);
+  }
+  if (l < pairs) order[(u64)place * order_stride] = (i32)l;
 }
 
 // Pairs by expert, then by pair, and where each expert's begin. One block of up to 32 warps; each warp counts and then
-// places a stretch of the pairs, so that the order is the pairs' own. Bound: the bytes of the ids, twice.
+// places a stretch of the pairs, so that the order is the pairs' own. Bound: the bytes of the ids, twice. So few pairs that a
+// warp can hold them are compared with one another, and with every expert: nothing is counted and nothing waits.
 KERNEL THREADS(1024) moe_group(
     const i32* ids, u32 ids_stride, u32 rows, u32 k, u32 experts, i32* order, u32 order_stride, i32* starts, u32 starts_stride) {
   SHARED_BYTES(shared);
+  if (rows * k <= 32) {
+    few_pairs(ids, ids_stride, rows * k, k, experts, order, order_stride, starts, starts_stride);
+    return;
+  }
   // [warp][expert]: how many pairs, then where the next one goes; and the experts' starts.
   u32 *at = (u32*)shared, warps = blockDim.x / 32, *first = at + warps * experts;
   for (u32 i = threadIdx.x; i < warps * experts; i += blockDim.x) at[i] = 0;
@@ -157,9 +174,11 @@ KERNEL THREADS(128) moe_combine(
   u32 i = blockIdx.y * blockDim.x + threadIdx.x;
   if (i >= d) return;
   u64 row = blockIdx.x;
-  float sum = 0.0f;
+  float sum = 0.0f, last = shared[row * shared_stride + i];
+  // Eight slots' numbers are under way at a time.
+#pragma unroll 8
   for (u32 slot = 0; slot < k; slot++) {
     sum = fma_rn(weights[row * weights_stride + slot], y[(row * k + slot) * y_stride + i], sum);
   }
-  out[row * out_stride + i] = sum + shared[row * shared_stride + i];
+  out[row * out_stride + i] = sum + last;
 }

@@ -6,12 +6,9 @@
 //
 // - `stream`: 1, 4 or 8 rows. A block of two warps takes a panel; each lane takes two outputs of one block of k, so that
 //   eight blocks of k go at once. Weights come through shared memory in two stages. Bound: the bytes of the weight.
-// - `split`: the same, for matrices with too few panels to fill a GPU: the blocks of k are spread too, their sums go to
-//   memory, and `split_sum` adds them in order.
+// - `chains`: for matrices with too few panels to fill a GPU: the blocks of k are spread too (chains.cuh).
 // - `tile`: more rows. 64 by 64 outputs a block, 4 by 4 a thread. Bound: the rate of f32 multiply-adds.
 
-#define PANEL 16
-#define CHAIN 256
 // Blocks of k that a block of threads works on at a time.
 #define GROUP 8
 
@@ -101,22 +98,22 @@ template <class W, int R> DEVICE void fetch(u8* stage, const u8* panel, const fl
   copy_commit();
 }
 
-// Sums of the blocks of k `from .. to` of a panel for R rows, whose addresses are in `x` and multiples of 16 bytes.
-// `done(first, count)` is called when the sums of blocks `first ..` lie in `sums[block][row][16]`, and may read them until it
+// Sums of the blocks of k of a panel for R rows, whose addresses are in `x` and multiples of 16 bytes.
+// `done(count)` is called when the sums of the next `count` blocks lie in `sums[block][row][16]`, and may read them until it
 // returns.
 template <class W, int R, class F>
-DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 from, u32 to, const float* const* x, F done) {
+DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, const float* const* x, F done) {
   typedef Cut<W, R> C;
   const u32 block = threadIdx.x / 8, column = threadIdx.x % 8 * 2;
-  u32 total = (to - from + GROUP - 1) / GROUP * C::steps;
+  u32 blocks = (k + CHAIN - 1) / CHAIN, total = (blocks + GROUP - 1) / GROUP * C::steps;
   const float* x0 = x[0];
   float acc[R][2];
-  fetch<W, R>(stages, panel, x, k, from, 0);
+  fetch<W, R>(stages, panel, x, k, 0, 0);
 #pragma unroll 1
   for (u32 s = 0; s < total; s++) {
-    u32 group = from + s / C::steps * GROUP, step = s % C::steps;
+    u32 group = s / C::steps * GROUP, step = s % C::steps;
     if (s + 1 < total) {
-      fetch<W, R>(stages + (s + 1) % 2 * C::stage, panel, x, k, from + (s + 1) / C::steps * GROUP, (s + 1) % C::steps);
+      fetch<W, R>(stages + (s + 1) % 2 * C::stage, panel, x, k, (s + 1) / C::steps * GROUP, (s + 1) % C::steps);
       copy_wait<1>();
     } else {
       copy_wait<0>();
@@ -129,7 +126,7 @@ DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 fr
     const u8* stage = stages + s % 2 * C::stage;
     const W* w = (const W*)(stage + block * C::stride) + column;
     u32 at = (group + block) * CHAIN + step * C::rows;
-    u32 count = at < k && group + block < to ? low((u32)C::rows, k - at) : 0, i = 0;
+    u32 count = at < k ? low((u32)C::rows, k - at) : 0, i = 0;
     // Row r's inputs from `at` on.
     const float* inputs = R == 1 ? x0 + at : (const float*)(stage + C::weights) + block * C::x_stride;
     const u32 next = GROUP * C::x_stride;
@@ -165,7 +162,7 @@ DEVICE void stream_panel(u8* stages, float* sums, const u8* panel, u32 k, u32 fr
         sums[(block * R + r) * PANEL + column + 1] = acc[r][1];
       }
       __syncthreads();
-      done(group, low(GROUP, to - group));
+      done(low(GROUP, blocks - group));
     }
     __syncthreads();
   }
@@ -194,7 +191,7 @@ template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stac
   float total[own];
 #pragma unroll
   for (u32 i = 0; i < own; i++) total[i] = 0.0f;
-  stream_panel<W, R>(shared, sums, w, part.k, 0, (part.k + CHAIN - 1) / CHAIN, x, [&](u32, u32 count) {
+  stream_panel<W, R>(shared, sums, w, part.k, x, [&](u32 count) {
 #pragma unroll
     for (u32 i = 0; i < own; i++) {
       u32 mine = threadIdx.x + 64 * i;
@@ -209,36 +206,6 @@ template <class W, int R> DEVICE void stream(const Rows& rows, const Stack& stac
       put(rows.output(tile.first + r) + part.output + column, total[i], bias, part.output + column, part.adds);
     }
   }
-}
-
-// `split`: blocks of k `8 z ..` of a panel, R rows; sums `[row][block][16 * panels]` to `partial`.
-template <class W, int R> DEVICE void split(const Rows& rows, const Stack& stack, float* partial) {
-  SHARED_BYTES(shared);
-  Tile tile = tile_of(rows, blockIdx.y, R);
-  Part part;
-  if (tile.count == 0 || !part_of<W>(stack, tile.matrix, part)) return;
-  float* sums = (float*)(shared + 2 * Cut<W, R>::stage);
-  const float* const* x = addresses<R>(rows, tile, 0);
-  u32 panel = blockIdx.x, blocks = (part.k + CHAIN - 1) / CHAIN, width = (part.n + PANEL - 1) / PANEL * PANEL;
-  const u8* w = part.w + (u64)panel * PANEL * part.k * sizeof(W);
-  u32 from = blockIdx.z * GROUP, to = low(from + GROUP, blocks);
-  stream_panel<W, R>(shared, sums, w, part.k, from, to, x, [&](u32 first, u32 count) {
-    for (u32 i = threadIdx.x; i < count * R * PANEL; i += blockDim.x) {
-      u32 b = i / (R * PANEL), r = i / PANEL % R, c = i % PANEL;
-      if (r < tile.count) partial[((u64)(tile.first + r) * blocks + first + b) * width + panel * PANEL + c] = sums[i];
-    }
-  });
-}
-
-// Adds the sums of `split` in order. A thread an output.
-KERNEL THREADS(128) panels_split_sum(
-    const float* partial, const float* bias, u32 n, u32 blocks, float* out, u32 out_stride) {
-  u32 column = blockIdx.y * blockDim.x + threadIdx.x, width = (n + PANEL - 1) / PANEL * PANEL;
-  if (column >= n) return;
-  partial += (u64)blockIdx.x * blocks * width + column;
-  float total = 0.0f;
-  for (u32 b = 0; b < blocks; b++) total = total + partial[(u64)b * width];
-  put(out + (u64)blockIdx.x * out_stride + column, total, bias, column, false);
 }
 
 #define TILE 64
@@ -314,12 +281,10 @@ template <class W> DEVICE void tile_product(const Rows& rows, const Stack& stack
 KERNEL THREADS(64) panels_stream_bf16_1(Rows rows, Stack stack, const float* bias) { stream<u16, 1>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_bf16_4(Rows rows, Stack stack, const float* bias) { stream<u16, 4>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_bf16_8(Rows rows, Stack stack, const float* bias) { stream<u16, 8>(rows, stack, bias); }
-KERNEL THREADS(64) panels_split_bf16_1(Rows rows, Stack stack, float* partial) { split<u16, 1>(rows, stack, partial); }
-KERNEL THREADS(64) panels_split_bf16_4(Rows rows, Stack stack, float* partial) { split<u16, 4>(rows, stack, partial); }
+KERNEL THREADS(128) panels_chains_bf16(Chains chains) { chain<u16>(chains, blockIdx.x, blockIdx.y, blockIdx.z); }
 KERNEL THREADS(256) panels_tile_bf16(Rows rows, Stack stack, const float* bias) { tile_product<u16>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_f32_1(Rows rows, Stack stack, const float* bias) { stream<float, 1>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_f32_4(Rows rows, Stack stack, const float* bias) { stream<float, 4>(rows, stack, bias); }
 KERNEL THREADS(64) panels_stream_f32_8(Rows rows, Stack stack, const float* bias) { stream<float, 8>(rows, stack, bias); }
-KERNEL THREADS(64) panels_split_f32_1(Rows rows, Stack stack, float* partial) { split<float, 1>(rows, stack, partial); }
-KERNEL THREADS(64) panels_split_f32_4(Rows rows, Stack stack, float* partial) { split<float, 4>(rows, stack, partial); }
+KERNEL THREADS(128) panels_chains_f32(Chains chains) { chain<float>(chains, blockIdx.x, blockIdx.y, blockIdx.z); }
 KERNEL THREADS(256) panels_tile_f32(Rows rows, Stack stack, const float* bias) { tile_product<float>(rows, stack, bias); }

@@ -14,6 +14,7 @@ pub struct Source {
 const COMMON: &str = include_str!("../cu/common.cuh");
 const BEST: &str = include_str!("../cu/best.cuh");
 const TARGET: &str = include_str!("../cu/target.cuh");
+const CHAINS: &str = include_str!("../cu/chains.cuh");
 
 /// All sources.
 pub const SOURCES: &[Source] = &[
@@ -21,13 +22,13 @@ pub const SOURCES: &[Source] = &[
     Source { name: "embed", shared: &[COMMON], text: include_str!("../cu/embed.cu") },
     Source { name: "exl3", shared: &[COMMON, TARGET], text: include_str!("../cu/exl3.cu") },
     Source { name: "final", shared: &[COMMON], text: include_str!("../cu/final.cu") },
-    Source { name: "hc", shared: &[COMMON], text: include_str!("../cu/hc.cu") },
+    Source { name: "hc", shared: &[COMMON, CHAINS], text: include_str!("../cu/hc.cu") },
     Source { name: "idx", shared: &[COMMON, BEST], text: include_str!("../cu/idx.cu") },
     Source { name: "kda", shared: &[COMMON], text: include_str!("../cu/kda.cu") },
     Source { name: "mla", shared: &[COMMON], text: include_str!("../cu/mla.cu") },
     Source { name: "moe", shared: &[COMMON], text: include_str!("../cu/moe.cu") },
     Source { name: "norm", shared: &[COMMON], text: include_str!("../cu/norm.cu") },
-    Source { name: "panels", shared: &[COMMON, TARGET], text: include_str!("../cu/panels.cu") },
+    Source { name: "panels", shared: &[COMMON, TARGET, CHAINS], text: include_str!("../cu/panels.cu") },
     Source { name: "quantize", shared: &[COMMON], text: include_str!("../cu/quantize.cu") },
     Source { name: "rows", shared: &[COMMON], text: include_str!("../cu/rows.cu") },
     Source { name: "sample", shared: &[COMMON, BEST], text: include_str!("../cu/sample.cu") },

@@ -73,3 +73,17 @@ fn a_missing_barrier_is_found() {
     let found = with_fault("norm", barrier, "    if (warp() == 0) {\n#pragma unroll 16", "norm");
     assert!(!found.is_empty());
 }
+
+#[test]
+fn chains_that_are_multiplied_before_they_are_there_are_found() {
+    let wait = "  copy_wait<0>();\n  __syncthreads();\n  float* partial";
+    let found =
+        with_fault("panels", wait, "  copy_wait<0>();\n  float* partial", "dense, long k and few outputs");
+    assert!(!found.is_empty());
+}
+
+#[test]
+fn picks_that_are_not_taken_out_are_found() {
+    let found = with_fault("moe", "      key[e] = 0;\n", "", "moe.pick");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}

@@ -202,6 +202,22 @@ inline u32 __match_any_sync(u32, u32 v) {
     if (host::exchange(v, l) == v) found |= 1u << l;
   return found;
 }
+// The values of a warp's lanes, brought to one by `join`.
+template <class F> u32 reduce(u32 v, F join) {
+  host::Machine& m = host::machine;
+  u32 first = m.now->index / 32 * 32, found = v;
+  m.slots[m.now->index] = v;
+  host::warp_barrier();
+  for (u32 l = 0; l < 32; l++) found = join(found, (u32)m.slots[first + l]);
+  host::warp_barrier();
+  return found;
+}
+inline u32 __reduce_max_sync(u32, u32 v) {
+  return reduce(v, [](u32 a, u32 b) { return a > b ? a : b; });
+}
+inline u32 __reduce_min_sync(u32, u32 v) {
+  return reduce(v, [](u32 a, u32 b) { return a < b ? a : b; });
+}
 inline u32 __ballot_sync(u32, bool v) {
   host::Machine& m = host::machine;
   u32 first = m.now->index / 32 * 32, found = 0;

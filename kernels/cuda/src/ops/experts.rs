@@ -7,10 +7,13 @@ use super::products::{Lists, Product};
 use crate::kernel::Arg;
 use crate::segments::Tables;
 
-/// Most experts: what a lane of `moe_pick` keeps track of.
+/// Most experts: what the shared memory of `moe_pick` has room for.
 const MAX_EXPERTS: usize = 8192;
 /// Shared memory of `moe_group`, in numbers.
 const GROUP_ROOM: usize = 20_000;
+
+/// Pairs that a warp of `moe_group` can hold, a lane each.
+const FEW_PAIRS: usize = 32;
 
 pub(super) fn logits(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let (n, k, rows) = (o.size(0, "E")?, o.size(1, "D")?, o.rows());
@@ -49,7 +52,7 @@ pub(super) fn pick(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(weights.at),
         Arg::Word(weights.stride),
     ];
-    o.launch("moe_pick", [rows, 1, 1], 32, ((2 * e + groups) * 4) as u32, &args)
+    o.launch("moe_pick", [rows, 1, 1], 256, ((2 * e + groups.max(k)) * 4) as u32, &args)
 }
 
 pub(super) fn group(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
@@ -66,8 +69,14 @@ pub(super) fn group(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     if e + 32 > GROUP_ROOM {
         return Err(o.error(&format!("{e} experts, at most {} are supported", GROUP_ROOM - 32)));
     }
-    // As many warps as have something to do and whose counts fit.
-    let warps = (rows * k).div_ceil(32).clamp(1, 32).min(GROUP_ROOM / e - 1).max(1);
+    // As many warps as have something to do and whose counts fit. Few pairs are not counted: a thread an expert.
+    let few = rows * k <= FEW_PAIRS;
+    let warps = if few {
+        (e + 1).div_ceil(32).min(32)
+    } else {
+        (rows * k).div_ceil(32).clamp(1, 32).min(GROUP_ROOM / e - 1).max(1)
+    };
+    let shared = if few { 0 } else { ((warps + 1) * e * 4) as u32 };
     let args = [
         Arg::Pointer(ids.at),
         Arg::Word(ids.stride),
@@ -79,7 +88,7 @@ pub(super) fn group(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(starts.at),
         Arg::Word(1),
     ];
-    o.launch("moe_group", [1, 1, 1], 32 * warps as u32, ((warps + 1) * e * 4) as u32, &args)
+    o.launch("moe_group", [1, 1, 1], 32 * warps as u32, shared, &args)
 }
 
 /// A stack of experts over the lists of `moe.group`. `fan` output rows have one input row.

@@ -28,16 +28,7 @@ pub(super) fn dots(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let out = o.output(0, "dots", rows, mixes(n) + 1)?;
     let matrix = o.matrix(0, "hc.fn", mixes(n), k, 1)?;
     Product { name: "hc.fn", matrix, n: mixes(n), k, count: 1, x, out, to: 0, rows, lists: None, bias: 0 }
-        .run(o, tables)?;
-    let squares = out.columns(mixes(n));
-    let args = [
-        Arg::Pointer(x.at),
-        Arg::Word(x.stride),
-        Arg::Word(k as u32),
-        Arg::Pointer(squares.at),
-        Arg::Word(squares.stride),
-    ];
-    o.launch("hc_squares", [rows, 1, 1], 512, 0, &args)
+        .run_with_squares(o, tables)
 }
 
 pub(super) fn finish(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
@@ -68,7 +59,8 @@ pub(super) fn finish(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(comb.at),
         Arg::Word(comb.stride),
     ];
-    o.launch("hc_finish", [rows, 1, 1], 512, 0, &args)
+    // A row has a block for what is read, and one for the coefficients of `hc.post`.
+    o.launch("hc_finish", [rows, 2, 1], 512, 0, &args)
 }
 
 pub(super) fn post(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

@@ -60,6 +60,24 @@ struct WaveArg {
     done: u64,
 }
 
+/// `Chains` of the sources.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+struct ChainsArg {
+    x: u64,
+    w: u64,
+    bias: u64,
+    out: u64,
+    partial: u64,
+    done: u64,
+    x_stride: u32,
+    out_stride: u32,
+    rows: u32,
+    n: u32,
+    k: u32,
+    unused: u32,
+}
+
 /// Which rows of an expert: the lists of `moe.group`.
 #[derive(Clone, Copy, Debug)]
 pub struct Lists {
@@ -110,12 +128,22 @@ const STREAM: [usize; 3] = [1, 4, 8];
 /// three blocks.
 const FEW: usize = 400;
 
-/// Shared memory of `panels_stream` and `panels_split`: two stages (`Cut` of the source) and the sums of `rows` rows.
+/// Shared memory of `panels_stream`: two stages (`Cut` of the source) and the sums of `rows` rows.
 const fn stream_bytes(rows: usize, bf16: bool) -> u32 {
     let bytes = if rows == 1 { 4096 } else { 2048 };
     let inputs = if rows == 1 { 0 } else { rows * 8 * (bytes / if bf16 { 32 } else { 64 } + 4) * 4 };
     (2 * (8 * (bytes + 32) + inputs) + 8 * rows * 16 * 4) as u32
 }
+/// Rows of a block of chains: `CHAIN_ROWS` of the source.
+const CHAIN_ROWS: usize = 4;
+/// Chains from which on they are spread, where panels are few.
+const SPREAD: usize = 3;
+/// Shared memory of a block of chains: two panels, a row more in each (`ChainRoom` of the source), and the inputs.
+const fn chain_bytes(bf16: bool) -> u32 {
+    (2 * 257 * 16 * if bf16 { 2 } else { 4 } + CHAIN_ROWS * 256 * 4) as u32
+}
+/// The ring in which `hc_dots` brings a row whose squares it adds: `PIECES` and `PIECE` of the source.
+const SQUARES: u32 = 8 * 1024 * 4;
 /// Shared memory of a block of EXL3 products: the rings of words of four warps (`RING_WORDS` of the source).
 const RINGS: u32 = 4 * 8 * 256 * 4;
 /// Rotated channels before the rings, at one row: `CHUNK` of the source.
@@ -167,7 +195,7 @@ impl Product<'_> {
                     part: 0,
                     unused: 0,
                 };
-                self.panels(o, stack, bf16, self.n, self.x)
+                self.panels(o, tables, stack, bf16, self.n, self.x)
             }
             Matrix::Segments { table, rows, data, lines } => {
                 let shape =
@@ -181,7 +209,15 @@ impl Product<'_> {
     }
 
     /// Panels of up to `n` outputs over rows `x`.
-    fn panels(&self, o: &Operands<'_>, stack: StackArg, bf16: bool, n: usize, x: Mat) -> Result<(), OpError> {
+    fn panels(
+        &self,
+        o: &Operands<'_>,
+        tables: &Tables,
+        stack: StackArg,
+        bf16: bool,
+        n: usize,
+        x: Mat,
+    ) -> Result<(), OpError> {
         let kind = if bf16 { "bf16" } else { "f32" };
         // With lists, how many rows a matrix has is known on the device only: on average so many, and one of each if all
         // have one input row.
@@ -189,7 +225,6 @@ impl Product<'_> {
             Some(l) => (self.rows.div_ceil(self.count), if self.rows == l.slots { 1 } else { 4 }),
             None => (self.rows, self.rows),
         };
-        let blocks = self.k.div_ceil(256);
         if rows > MANY {
             let name = format!("panels_tile_{kind}");
             return self.pieces(|first, count| {
@@ -206,8 +241,8 @@ impl Product<'_> {
         let most = STREAM.into_iter().find(|s| *s >= at_once).unwrap_or(STREAM[STREAM.len() - 1]);
         let (panels, tiles) = (n.div_ceil(16), self.rows.div_ceil(most));
         let whole = self.lists.is_none() && self.to == 0 && stack.data != 0;
-        if whole && panels * tiles < FEW && blocks > 8 {
-            return self.split(o, stack, bf16, blocks, x);
+        if whole && panels * tiles < FEW && self.k.div_ceil(256) >= SPREAD {
+            return self.chains(o, tables, stack.data, bf16, x, false);
         }
         let name = format!("panels_stream_{kind}_{most}");
         self.pieces(|first, count| {
@@ -240,34 +275,51 @@ impl Product<'_> {
         (0..self.rows).step_by(most).try_for_each(|first| run(first, most.min(self.rows - first)))
     }
 
-    fn split(
+    /// The same with the sum of squares of each row behind its outputs: `hc.dots`, at any number of rows.
+    ///
+    /// # Errors
+    /// A weight that does not lie in panels, or what the machine says.
+    pub fn run_with_squares(&self, o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
+        let Matrix::Panels { at, bf16 } = self.matrix else {
+            return Err(o.error(&format!("weight {} lies in segments, must lie in panels", self.name)));
+        };
+        let x = self.aligned(o)?;
+        self.chains(o, tables, at, bf16, x, true)
+    }
+
+    fn chains(
         &self,
         o: &Operands<'_>,
-        stack: StackArg,
+        tables: &Tables,
+        w: u64,
         bf16: bool,
-        blocks: usize,
         x: Mat,
+        squares: bool,
     ) -> Result<(), OpError> {
-        let panels = self.n.div_ceil(16);
-        let partial = Scratch::pieces(&[self.rows * blocks * panels * 16 * 4]).take(o.machine)?[0];
-        let arg = RowsArg { x: x.at, x_stride: u64::from(x.stride), ..self.rows_arg(0, self.rows) };
-        let args = [
-            Arg::Struct("Rows", bytemuck::bytes_of(&arg)),
-            Arg::Struct("Stack", bytemuck::bytes_of(&stack)),
-            Arg::Pointer(partial),
-        ];
-        let (kind, rows) = (if bf16 { "bf16" } else { "f32" }, if self.rows == 1 { 1 } else { 4 });
-        let grid = [panels, self.rows.div_ceil(rows), blocks.div_ceil(8)];
-        o.launch(&format!("panels_split_{kind}_{rows}"), grid, 64, stream_bytes(rows, bf16), &args)?;
-        let args = [
-            Arg::Pointer(partial),
-            Arg::Pointer(self.bias),
-            Arg::Word(self.n as u32),
-            Arg::Word(blocks as u32),
-            Arg::Pointer(self.out.at),
-            Arg::Word(self.out.stride),
-        ];
-        o.launch("panels_split_sum", [self.rows, self.n.div_ceil(128), 1], 128, 0, &args)
+        let (chains, pairs, tiles) =
+            (self.k.div_ceil(256), self.n.div_ceil(32), self.rows.div_ceil(CHAIN_ROWS));
+        let arg = ChainsArg {
+            x: x.at,
+            w,
+            bias: self.bias,
+            out: self.out.at,
+            partial: Scratch::pieces(&[self.rows * chains * pairs * 32 * 4]).take(o.machine)?[0],
+            done: tables.counters(o.machine, tiles * pairs)?,
+            x_stride: x.stride,
+            out_stride: self.out.stride,
+            rows: self.rows as u32,
+            n: self.n as u32,
+            k: self.k as u32,
+            unused: 0,
+        };
+        let (name, before, shared) = if squares {
+            ("hc_dots", CHAIN_ROWS, chain_bytes(bf16).max(SQUARES))
+        } else {
+            ("panels_chains", 0, chain_bytes(bf16))
+        };
+        let name = format!("{name}_{}", if bf16 { "bf16" } else { "f32" });
+        let args = [Arg::Struct("Chains", bytemuck::bytes_of(&arg))];
+        o.launch(&name, [before + chains, tiles, pairs], 128, shared, &args)
     }
 
     fn segments(
@@ -288,7 +340,7 @@ impl Product<'_> {
                     let stack =
                         StackArg { data: 0, n: self.n as u32, k: self.k as u32, segments, part, unused: 0 };
                     let plain = Product { bias: 0, ..*self };
-                    plain.panels(o, stack, bf16, wave.panels as usize, self.x)?;
+                    plain.panels(o, tables, stack, bf16, wave.panels as usize, self.x)?;
                 }
             }
         }

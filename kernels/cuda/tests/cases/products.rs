@@ -55,21 +55,41 @@ fn many() -> Vec<Setup> {
 }
 
 fn long() -> Vec<Setup> {
-    vec![dense(1, 24, 4096, true, true), dense(5, 24, 2500, false, false), dense(3, 20, 2310, true, false)]
+    let mut all = vec![
+        dense(1, 24, 4096, true, true),
+        dense(5, 24, 2500, false, false),
+        dense(3, 20, 2310, true, false),
+    ];
+    // Three panels, so that a pair has only one; a chain of one number; more chains than are added at a time.
+    all.extend([dense(6, 48, 513, false, true), dense(1, 3, 33 * 256, true, false)]);
+    // Rows that do not start on multiples of 16 bytes.
+    let mut odd = dense(2, 70, 771, true, true);
+    odd.inputs[0] = odd.inputs[0].gapped(3);
+    odd.outputs[0] = odd.outputs[0].gapped(1);
+    all.push(odd);
+    all
 }
 
 fn hc_dots() -> Vec<Setup> {
-    [(1, 4, 640, true), (3, 4, 128, true), (2, 2, 100, false)]
-        .into_iter()
-        .map(|(rows, n, d, narrow)| Setup {
-            inputs: vec![Matrix::f32(&random(1, rows * n * d, 1.0), n * d)],
-            outputs: vec![Matrix::out(rows, (2 + n) * n + 1)],
-            weights: vec![Held::panels(2, (2 + n) * n, n * d, 1, narrow)],
-            dims: vec![n, d],
-            seqs: one(rows),
-            ..Setup::new("hc.dots")
-        })
-        .collect()
+    [
+        (1, 4, 640, true),
+        (3, 4, 128, true),
+        (2, 2, 100, false),
+        // More numbers than a ring holds; panels without a neighbour and more rows than a block has; one odd stream.
+        (1, 4, 2400, false),
+        (9, 8, 37, true),
+        (2, 1, 35, false),
+    ]
+    .into_iter()
+    .map(|(rows, n, d, narrow)| Setup {
+        inputs: vec![Matrix::f32(&random(1, rows * n * d, 1.0), n * d)],
+        outputs: vec![Matrix::out(rows, (2 + n) * n + 1)],
+        weights: vec![Held::panels(2, (2 + n) * n, n * d, 1, narrow)],
+        dims: vec![n, d],
+        seqs: one(rows),
+        ..Setup::new("hc.dots")
+    })
+    .collect()
 }
 
 fn others() -> Vec<Setup> {

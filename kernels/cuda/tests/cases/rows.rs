@@ -165,7 +165,7 @@ fn mtp_in() -> Vec<Setup> {
 }
 
 fn hc_finish() -> Vec<Setup> {
-    [(1, 4, 128, 20), (3, 4, 500, 1), (2, 8, 40, 3), (2, 1, 40, 2)]
+    [(1, 4, 128, 20), (3, 4, 500, 1), (2, 8, 40, 3), (2, 1, 40, 2), (1, 6, 4200, 2), (2, 4, 4200, 1)]
         .into_iter()
         .map(|(rows, n, d, steps)| {
             let mixes = (2 + n) * n;
@@ -207,25 +207,33 @@ fn hc_post() -> Vec<Setup> {
 }
 
 fn pick() -> Vec<Setup> {
-    [(1, 16, 4, 1, 1, 1), (5, 288, 8, 1, 1, 1), (4, 24, 3, 4, 2, 0), (2, 8, 8, 8, 8, 1), (3, 40, 5, 8, 3, 1)]
-        .into_iter()
-        .map(|(rows, e, k, groups, kept, normalized)| {
-            // Few different values: ties.
-            let mut logits = random(e as u64, rows * e, 2.0);
-            for v in &mut logits {
-                *v = (*v * 4.0).round() / 4.0;
-            }
-            Setup {
-                inputs: vec![Matrix::f32(&logits, e)],
-                outputs: vec![Matrix::out_i32(rows, k), Matrix::out(rows, k)],
-                weights: vec![Held::plain(&vec![0.25; e])],
-                dims: vec![e, k, groups, kept, normalized],
-                params: vec![2.5],
-                seqs: one(rows),
-                ..Setup::new("moe.pick")
-            }
-        })
-        .collect()
+    [
+        (1, 16, 4, 1, 1, 1),
+        (5, 288, 8, 1, 1, 1),
+        (4, 24, 3, 4, 2, 0),
+        (2, 8, 8, 8, 8, 1),
+        (3, 40, 5, 8, 3, 1),
+        (1, 70, 70, 1, 1, 1),
+        (1, 600, 40, 300, 200, 1),
+    ]
+    .into_iter()
+    .map(|(rows, e, k, groups, kept, normalized)| {
+        // Few different values: ties.
+        let mut logits = random(e as u64, rows * e, 2.0);
+        for v in &mut logits {
+            *v = (*v * 4.0).round() / 4.0;
+        }
+        Setup {
+            inputs: vec![Matrix::f32(&logits, e)],
+            outputs: vec![Matrix::out_i32(rows, k), Matrix::out(rows, k)],
+            weights: vec![Held::plain(&vec![0.25; e])],
+            dims: vec![e, k, groups, kept, normalized],
+            params: vec![2.5],
+            seqs: one(rows),
+            ..Setup::new("moe.pick")
+        }
+    })
+    .collect()
 }
 
 /// Different experts for each row.
@@ -246,7 +254,7 @@ pub fn ids(seed: u64, rows: usize, experts: usize, k: usize) -> Vec<i32> {
 }
 
 fn group() -> Vec<Setup> {
-    [(1, 16, 4), (7, 288, 8), (300, 16, 3), (1, 1, 1)]
+    [(1, 16, 4), (1, 288, 8), (4, 31, 8), (11, 1100, 3), (1, 1100, 2), (7, 288, 8), (300, 16, 3), (1, 1, 1)]
         .into_iter()
         .map(|(rows, e, k)| Setup {
             inputs: vec![Matrix::i32(&ids(3, rows, e, k), k)],

@@ -1,0 +1,101 @@
+// Products of a few rows with panels, a chain of k a block: for weights with too few panels to fill a GPU, and `hc.dots`.
+//
+// A block takes CHAIN of k of two panels for four rows: its threads bring weights and inputs to shared memory at once, so that
+// the latency of memory is there once; then a warp takes a row, and a lane an output. Sums of chains go to memory, and the block
+// that ends last for its outputs adds them in order. Bound: the bytes of the weight; of a small one, latency: a fetch, CHAIN
+// multiply-adds, a fetch of sums, an addition a chain.
+
+#define PANEL 16
+#define CHAIN 256
+// Rows of a block, a warp each, and its outputs.
+#define CHAIN_ROWS 4
+#define CHAIN_OUTPUTS (2 * PANEL)
+// Sums of chains that are fetched at a time.
+#define CHAINS_AT_ONCE 32
+
+// The operands. Rows of x start on multiples of 16 bytes. `partial`: [row][chain][outputs, filled up to whole pairs of panels];
+// `done`: a count for each tile of rows and pair of panels, 0 between launches.
+struct Chains {
+  const float* x;
+  const u8* w;
+  const float* bias;
+  float *out, *partial;
+  u32* done;
+  u32 x_stride, out_stride, rows, n, k, unused;
+};
+
+template <class W> struct ChainRoom {
+  // Bytes of a panel: a row more than it has, so that the lanes of two panels do not meet in a bank.
+  enum : u32 { panel = (CHAIN + 1) * PANEL * sizeof(W) };
+};
+
+DEVICE float weight_of(u16 w) { return float_of((u32)w << 16); }
+DEVICE float weight_of(float w) { return w; }
+
+// Chain `index` of rows `4 * tile ..` and panels `2 * pair ..`, by a block of four warps.
+template <class W> DEVICE void chain(const Chains& c, u32 index, u32 tile, u32 pair) {
+  SHARED_BYTES(shared);
+  SHARED u32 s_last;
+  const u32 size = ChainRoom<W>::panel, panels = (c.n + PANEL - 1) / PANEL, pairs = (panels + 1) / 2;
+  const u32 chains = (c.k + CHAIN - 1) / CHAIN, from = index * CHAIN, count = low(CHAIN, c.k - from);
+  const u32 first = tile * CHAIN_ROWS, rows = low(CHAIN_ROWS, c.rows - first);
+  float* inputs = (float*)(shared + 2 * size);
+  for (u32 p = 0; p < 2 && 2 * pair + p < panels; p++) {
+    const u8* w = c.w + ((u64)(2 * pair + p) * c.k + from) * PANEL * sizeof(W);
+#pragma unroll 4
+    for (u32 at = threadIdx.x * 16; at < count * PANEL * sizeof(W); at += blockDim.x * 16) copy_async(shared + p * size + at, w + at);
+  }
+  for (u32 i = threadIdx.x; i < rows * (CHAIN / 4); i += blockDim.x) {
+    u32 r = i / (CHAIN / 4), at = i % (CHAIN / 4) * 4;
+    const float* x = c.x + (u64)(first + r) * c.x_stride + from + at;
+    float* here = inputs + r * CHAIN + at;
+    if (at + 4 <= count) copy_async(here, x);
+    else
+      for (u32 j = 0; at + j < count; j++) here[j] = x[j];
+  }
+  copy_commit();
+  copy_wait<0>();
+  __syncthreads();
+  float* partial = c.partial + ((u64)(first + warp()) * chains * pairs + pair) * CHAIN_OUTPUTS + lane();
+  const u64 next = (u64)pairs * CHAIN_OUTPUTS;
+  if (warp() < rows && 2 * pair + lane() / PANEL < panels) {
+    const W* w = (const W*)(shared + lane() / PANEL * size) + lane() % PANEL;
+    const float* x = inputs + warp() * CHAIN;
+    float sum = 0.0f;
+    u32 i = 0;
+#pragma unroll 4
+    for (; i + 4 <= count; i += 4) {
+      Float4 v = *(const Float4*)(x + i);
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) sum = fma_rn(v.v[j], weight_of(w[(i + j) * PANEL]), sum);
+    }
+#pragma unroll 1
+    for (; i < count; i++) sum = fma_rn(x[i], weight_of(w[i * PANEL]), sum);
+    partial[index * next] = sum;
+  }
+  // The block that ends last finds everybody's sums there.
+  u32* done = c.done + tile * pairs + pair;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) s_last = atomicAdd(done, 1u) == chains - 1;
+  __syncthreads();
+  if (!s_last) return;
+  __threadfence();
+  if (threadIdx.x == 0) *done = 0;
+  u32 column = pair * CHAIN_OUTPUTS + lane();
+  if (warp() >= rows || column >= c.n) return;
+  float total = 0.0f;
+#pragma unroll 1
+  for (u32 base = 0; base < chains; base += CHAINS_AT_ONCE) {
+    float v[CHAINS_AT_ONCE];
+    // Beyond the end the last one again, which is not added: so no fetch waits for a branch.
+#pragma unroll
+    for (u32 j = 0; j < CHAINS_AT_ONCE; j++) v[j] = load_shared_by_blocks(partial + low(base + j, chains - 1) * next);
+#pragma unroll
+    for (u32 j = 0; j < CHAINS_AT_ONCE; j++) {
+      if (base + j < chains) total = total + v[j];
+    }
+  }
+  if (c.bias) total = total + c.bias[column];
+  c.out[(u64)(first + warp()) * c.out_stride + column] = total;
+}
