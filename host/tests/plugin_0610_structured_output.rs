@@ -124,7 +124,7 @@ fn off_it_is_not_there_and_tools_can_be_held_strictly_for_all() {
     let reply = ask(&off, &turns(1), &json!({"guided_choice": ["x"], "max_tokens": 4}));
     assert_eq!(reply["tensorfold"]["ignored"], json!(["guided_choice"]));
     assert!(off.end("-TERM").success());
-    let on = serve(&place, &["--set", "0610.enabled=true", "--set", "0620.fixes=all,grammar"]);
+    let on = serve(&place, &["--set", "0610.enabled=true", "--set", "0620.fixes=args,grammar"]);
     let reply = ask(&on, &question, &json!({"tools": tools, "temperature": 0}));
     assert!(reply["tensorfold"]["grammar"]["windows"].as_u64().unwrap() > 0, "{reply}");
     let (_, plain) = on.post("/v1/chat/completions", &json!({"messages": question, "max_tokens": 4}));

@@ -351,7 +351,7 @@ fn reasoning_of_earlier_turns_is_kept_by_0_and_left_to_the_template_by_1() {
     for value in ["2", "yes"] {
         assert!(set(value).unwrap_err().contains(name), "{value:?}");
     }
-    let error = resolve("", &[("GLM53_TF_DISCONNECT", "0")], &[]).unwrap_err();
+    let error = resolve("", &[("GLM53_TF_DISCONNECT_POLL_MS", "50")], &[]).unwrap_err();
     assert!(error.contains("this server does what that does without it"), "{error}");
 }
 

@@ -463,6 +463,10 @@ impl Seats {
     /// # Errors
     /// The reply of a request cannot go on.
     pub fn addresses(&self, batch: &BatchFacts<'_>, entries: View) -> Result<(), OpError> {
+        if batch.phase == Phase::Draft {
+            // Its tokens are those that follow its rows: proposals, which are cut later.
+            return Ok(());
+        }
         for (slot, start, rows) in sequences(batch) {
             let Some(seat) = self.of(slot) else { continue };
             let tokens = &batch.tokens[rows.clone()];

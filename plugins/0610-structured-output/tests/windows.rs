@@ -179,6 +179,10 @@ proptest! {
             prop_assert_eq!(stays, drafts.iter().take_while(takes).count(), "the cut keeps what a fresh matcher accepts");
             // A window of the reply's own tokens; asked for twice, as a forward and its commit do.
             let window = &ids[at..at + rows];
+            // A drafter's own forward over these rows is free, whatever it guesses after them.
+            let guesses: Vec<u32> = window.iter().rev().copied().collect();
+            let free = (0, vec![None; guesses.len()]);
+            prop_assert_eq!(rank.masks(Phase::Draft, start, &guesses).unwrap(), free);
             let (word, got) = rank.masks(Phase::Window, start, window).unwrap();
             prop_assert_eq!(&got, &masks[at + 1..=at + rows]);
             prop_assert_eq!(word == 1, got.iter().any(Option::is_some));
