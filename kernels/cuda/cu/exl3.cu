@@ -5,11 +5,12 @@
 // - one launch at one row, `exl3_one_1` and `exl3_one_2`: every block rotates the row for itself, and of the blocks that
 //   share 128 columns the last one to end brings them back;
 // - at more rows `exl3_rotate`, `exl3_rows_1` or `exl3_rows_2` (a tile is decoded once for up to 8 rows), `exl3_finish`.
-// `_1`: a warp takes the left or right half of a column of tiles, so that there are enough warps; `_2`: both halves.
+// `_1`: a warp takes the left or right half of a column of tiles, so that there are enough warps; `_2`: both halves. In
+// `exl3_one_1` four warps share a half, a chain each.
 //
-// Words of tiles come through a ring in shared memory, seven steps ahead. Each lane cuts the states of four ring positions
+// Words of tiles come through a ring in shared memory, some steps ahead. Each lane cuts the states of four ring positions
 // of a half out of the words of a tile, hashes them to code values in registers, and adds their products to one sum a row.
-// Products of halves are exact; a sum runs down all of k, so k is not split. Bound: the bytes of the words, and the rate at
+// Products of halves are exact; a sum is a chain of 1,024 of k, and chains are added in rising order. Bound: the bytes of the words, and the rate at
 // which states become numbers: at 4 bits about 7 instructions a weight, of which a third of the memory's rate leaves 12.
 
 // What a launch covers: segments `part .. part + gridDim.z` of each matrix; scratch rows are `k` and `n` numbers wide.
@@ -107,29 +108,39 @@ DEVICE u32 end_bit(u32 halves, u32 p) { return halves / 2 * (p + 1) + (halves & 
 // Rates: four bits a weight; up to five, so that 32 bits hold a lane's four states of a half; any.
 enum Rate : u32 { FOUR = 0, NARROW = 1, WIDE = 2 };
 
-#define STAGES 8
+// Tiles of a chain.
+#define CHAIN 64
+// Warps that share a column or a half of one where outputs are few, each every fourth chain.
+#define SHARES 4
 #define STAGE_WORDS 256
-#define RING_WORDS (STAGES * STAGE_WORDS)
 // Tiles of a stage: at most 64 pieces of 16 bytes, two a lane.
 DEVICE constexpr u32 stage_tiles(u32 rate) { return rate == FOUR ? 8 : 4; }
 
-// The words of a column of tiles on their way to a warp.
-struct Ring {
+// The words of a column of tiles on their way to a warp: all chains, or of every SPLIT chains the one that is its share.
+template <int SPLIT> struct Ring {
+  // Several times as many warps have as many words on their way with half the stages.
+  enum : u32 { STAGES = SPLIT > 1 ? 4 : 8, WORDS = STAGES * STAGE_WORDS };
   u32* at;
   // Stages that are not asked for yet; where the next one goes, and where the next to be read lies.
   u32 left, put, get;
   // Where a lane's pieces come from, and go to in a stage.
   const u8* from[2];
   bool mine[2];
-  u64 stride;
+  u64 stride, jump;
+  // Stages of a chain, and of them those that are not asked for yet.
+  u32 chain, until;
 
-  DEVICE Ring(const Segment& s, const u8* trellis, u32 column, u32* own) {
-    u32 tiles = stage_tiles(s.halves == 8 ? FOUR : WIDE);
+  DEVICE Ring(const Segment& s, const u8* trellis, u32 column, u32 share, u32* own) {
+    u32 tiles = stage_tiles(s.halves == 8 ? FOUR : WIDE), whole = s.k / 16 / CHAIN, rest = s.k / 16 % CHAIN;
     at = own;
-    left = s.k / 16 / tiles;
+    chain = until = CHAIN / tiles;
+    left = whole > share ? (whole - share + SPLIT - 1) / SPLIT * chain : 0;
+    if (whole % SPLIT == share) left += rest / tiles;
     put = get = 0;
     u64 row = (u64)(s.n / 16) * s.halves * 16;
     stride = row * tiles;
+    jump = row * CHAIN * (SPLIT - 1);
+    trellis += row * CHAIN * share;
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
       u32 piece = lane() + 32 * i;
@@ -147,6 +158,11 @@ struct Ring {
       for (u32 i = 0; i < 2; i++) {
         if (mine[i]) copy_async(at + put * STAGE_WORDS + (lane() + 32 * i) * 4, from[i]);
         from[i] += stride;
+      }
+      if (SPLIT > 1 && --until == 0) {
+        until = chain;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) from[i] += jump;
       }
       left--;
     }
@@ -219,17 +235,27 @@ template <u32 CODE, u32 RATE, int HALVES> struct Cut {
   }
 };
 
-// The next `count` tiles of a column, a multiple of 8, times R rows of x, whose tile t of row r lies at x + t * tile + r * 16.
-template <int R, int HALVES> struct Multiply {
-  Ring& ring;
+// What chains are added to: the first keeps its bits, a negative zero too.
+#define NO_CHAINS -0.0f
+
+// The next `count` tiles of a column, a multiple of 8 from the start of a chain on, times R rows of x, whose tile t of row r lies
+// at x + t * tile + r * 16. What each chain gives is added to `total`.
+template <int R, int HALVES, int SPLIT> struct Multiply {
+  Ring<SPLIT>& ring;
   u32 halves, half, count;
   const float* x;
   u64 tile;
-  float (&sum)[R][HALVES];
+  float (&total)[R][HALVES];
 
   template <u32 CODE, u32 RATE> DEVICE void at_rate() {
     const Cut<CODE, RATE, HALVES> cut(halves, half);
     const float* mine = x + lane() % 4 * 4;
+    float sum[R][HALVES];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+      for (u32 h = 0; h < HALVES; h++) sum[r][h] = 0.0f;
+    }
 #pragma unroll 1
     for (u32 first = 0; first < count; first += stage_tiles(RATE)) {
       const u32* w = ring.next();
@@ -248,6 +274,17 @@ template <int R, int HALVES> struct Multiply {
         }
         mine += tile;
       }
+      u32 next = first + stage_tiles(RATE);
+      if (next % CHAIN == 0 || next >= count) {
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+#pragma unroll
+          for (u32 h = 0; h < HALVES; h++) {
+            total[r][h] = total[r][h] + sum[r][h];
+            sum[r][h] = 0.0f;
+          }
+        }
+      }
     }
   }
   template <u32 CODE> DEVICE void with() {
@@ -264,11 +301,11 @@ template <int R, int HALVES> struct Multiply {
   }
 };
 
-// What a warp takes: HALVES halves of a column of tiles. A block has four, all of one segment.
+// What a warp takes: HALVES halves of a column of tiles. A block has four, all of one segment; more warps share them.
 template <int HALVES> struct Part {
   u32 column, half;
   DEVICE Part() {
-    u32 unit = (blockIdx.x * 4 + warp()) * HALVES;
+    u32 unit = (blockIdx.x * 4 + warp() % 4) * HALVES;
     column = unit / 2;
     half = unit % 2;
   }
@@ -306,11 +343,12 @@ DEVICE void finish(const Wave& wave, const Segment& s, u32 block, const float* r
   }
 }
 
-// Channels that a block of `one` rotates at a time.
+// Channels that a block of `one` rotates at a time: a chain for each share.
 #define CHUNK 4096
 
-// One row of a matrix, or of each of several. Dynamic shared memory: CHUNK numbers, then four rings.
-template <int HALVES> DEVICE void one(const Rows& rows, const Wave& wave) {
+// One row of a matrix, or of each of several, by a block of 4 * SPLIT warps. Dynamic shared memory: CHUNK numbers, then a ring a
+// warp.
+template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& wave) {
   SHARED_BYTES(shared);
   SHARED u32 s_last;
   Tile tile = tile_of(rows, blockIdx.y, 1);
@@ -319,22 +357,45 @@ template <int HALVES> DEVICE void one(const Rows& rows, const Wave& wave) {
   const Segment s = *found;
   float* rotated = (float*)shared;
   const Part<HALVES> part;
-  Ring ring(s, wave.segments.line(s.data), part.column, (u32*)(rotated + CHUNK) + warp() * RING_WORDS);
+  const u32 share = SPLIT > 1 ? warp() / 4 : 0;
+  Ring<SPLIT> ring(s, wave.segments.line(s.data), part.column, share, (u32*)(rotated + CHUNK) + warp() * Ring<SPLIT>::WORDS);
   const float* x = rows.input(tile.first) + s.input;
   const u16* suh = (const u16*)wave.segments.line(s.suh);
-  float sum[1][HALVES];
+  float total[1][HALVES];
 #pragma unroll
-  for (u32 h = 0; h < HALVES; h++) sum[0][h] = 0.0f;
+  for (u32 h = 0; h < HALVES; h++) total[0][h] = NO_CHAINS;
 #pragma unroll 1
   for (u32 first = 0; first < s.k; first += CHUNK) {
     u32 count = low(CHUNK, s.k - first);
     if (first > 0) __syncthreads();
-    rotate(s, x, suh, first / 128 + warp(), 4, (first + count) / 128, rotated - first, 16);
+    rotate(s, x, suh, first / 128 + warp(), 4 * SPLIT, (first + count) / 128, rotated - first, 16);
     __syncthreads();
-    Multiply<1, HALVES>{ring, s.halves, part.half, count / 16, rotated, 16, sum}.run(s.codebook);
+    if constexpr (SPLIT == 1) {
+      Multiply<1, HALVES, 1>{ring, s.halves, part.half, count / 16, rotated, 16, total}.run(s.codebook);
+    } else {
+      // A share's chain of this chunk; then those of the first share add all of them.
+      SHARED float s_chains[SPLIT][4][HALVES][32];
+      u32 chains = (count / 16 + CHAIN - 1) / CHAIN;
+      if (share < chains) {
+        float sum[1][HALVES];
+#pragma unroll
+        for (u32 h = 0; h < HALVES; h++) sum[0][h] = NO_CHAINS;
+        u32 tiles = low(CHAIN, count / 16 - share * CHAIN);
+        Multiply<1, HALVES, SPLIT>{ring, s.halves, part.half, tiles, rotated + share * CHAIN * 16, 16, sum}.run(s.codebook);
+#pragma unroll
+        for (u32 h = 0; h < HALVES; h++) s_chains[share][warp() % 4][h][lane()] = sum[0][h];
+      }
+      __syncthreads();
+      if (share == 0) {
+        for (u32 i = 0; i < chains; i++) {
+#pragma unroll
+          for (u32 h = 0; h < HALVES; h++) total[0][h] = total[0][h] + s_chains[i][warp()][h][lane()];
+        }
+      }
+    }
   }
   u64 row = (u64)blockIdx.z * rows.count + blockIdx.y;
-  part.template store<1>(sum, wave.raw + row * wave.n, 0, 1);
+  if (share == 0) part.template store<1>(total, wave.raw + row * wave.n, 0, 1);
   // The last of the blocks of 128 columns finds everybody's sums there.
   const u32 sharers = 4 / HALVES, block = blockIdx.x / sharers;
   u32* done = wave.done + row * (wave.n / 128) + block;
@@ -348,21 +409,21 @@ template <int HALVES> DEVICE void one(const Rows& rows, const Wave& wave) {
   finish(wave, s, block, wave.raw + row * wave.n, rows.output(tile.first));
 }
 
-KERNEL THREADS(128) exl3_one_1(Rows rows, Wave wave) { one<1>(rows, wave); }
-KERNEL THREADS(128) exl3_one_2(Rows rows, Wave wave) { one<2>(rows, wave); }
+KERNEL THREADS(512) exl3_one_1(Rows rows, Wave wave) { one<1, SHARES>(rows, wave); }
+KERNEL THREADS(128) exl3_one_2(Rows rows, Wave wave) { one<2, 1>(rows, wave); }
 
 #define MOST_ROWS 8
 
 template <int R, int HALVES>
-DEVICE void some_rows(const Segment& s, const Part<HALVES>& part, Ring& ring, const float* x, u64 x_tile, float* raw, u64 stride, u32 count) {
-  float sum[R][HALVES];
+DEVICE void some_rows(const Segment& s, const Part<HALVES>& part, Ring<1>& ring, const float* x, u64 x_tile, float* raw, u64 stride, u32 count) {
+  float total[R][HALVES];
 #pragma unroll
   for (int r = 0; r < R; r++) {
 #pragma unroll
-    for (u32 h = 0; h < HALVES; h++) sum[r][h] = 0.0f;
+    for (u32 h = 0; h < HALVES; h++) total[r][h] = NO_CHAINS;
   }
-  Multiply<R, HALVES>{ring, s.halves, part.half, s.k / 16, x, x_tile, sum}.run(s.codebook);
-  part.template store<R>(sum, raw, stride, count);
+  Multiply<R, HALVES, 1>{ring, s.halves, part.half, s.k / 16, x, x_tile, total}.run(s.codebook);
+  part.template store<R>(total, raw, stride, count);
 }
 
 // Up to 8 rows: as many as the tile has, rounded up to 2, 4 or 8. Dynamic shared memory: four rings.
@@ -373,7 +434,7 @@ template <int HALVES> DEVICE void some(const Rows& rows, const Wave& wave) {
   if (tile.count == 0 || !found || blockIdx.x * 32 * HALVES >= found->n) return;
   const Segment s = *found;
   const Part<HALVES> part;
-  Ring ring(s, wave.segments.line(s.data), part.column, (u32*)shared + warp() * RING_WORDS);
+  Ring<1> ring(s, wave.segments.line(s.data), part.column, 0, (u32*)shared + warp() * Ring<1>::WORDS);
   u64 at = tile.first - rows.first, x_tile = rows.count * 16, stride = wave.n;
   // Rows beyond the tile's are read and not stored.
   const float* x = wave.rotated + (u64)wave.rotation(found) * rows.count * wave.k + at * 16;

@@ -87,3 +87,14 @@ fn picks_that_are_not_taken_out_are_found() {
     let found = with_fault("moe", "      key[e] = 0;\n", "", "moe.pick");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
+
+#[test]
+fn chains_that_are_added_in_another_order_are_found() {
+    let found = with_fault(
+        "exl3",
+        "s_chains[i][warp()]",
+        "s_chains[chains - 1 - i][warp()]",
+        "dense in exl3, wide and long",
+    );
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}

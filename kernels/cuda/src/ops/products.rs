@@ -144,8 +144,10 @@ const fn chain_bytes(bf16: bool) -> u32 {
 }
 /// The ring in which `hc_dots` brings a row whose squares it adds: `PIECES` and `PIECE` of the source.
 const SQUARES: u32 = 8 * 1024 * 4;
-/// Shared memory of a block of EXL3 products: the rings of words of four warps (`RING_WORDS` of the source).
+/// Shared memory of a block of EXL3 products: the rings of words of four warps (`Ring` of the source).
 const RINGS: u32 = 4 * 8 * 256 * 4;
+/// The same where four warps share a column: four times the warps, half the stages.
+const SHARED_RINGS: u32 = 2 * RINGS;
 /// Rotated channels before the rings, at one row: `CHUNK` of the source.
 const CHUNK: u32 = 4096 * 4;
 /// Blocks of EXL3 products that take 64 columns each from which on there are enough of them: two for each multiprocessor
@@ -391,7 +393,8 @@ impl Product<'_> {
         let (halves, columns) = if busy * parts * n / 64 < ENOUGH { (1, 32) } else { (2, 64) };
         let grid = [n / columns, tiles, parts];
         if alone {
-            return o.launch(&format!("exl3_one_{halves}"), grid, 128, CHUNK + RINGS, &args);
+            let (threads, rings) = if halves == 1 { (512, SHARED_RINGS) } else { (128, RINGS) };
+            return o.launch(&format!("exl3_one_{halves}"), grid, threads, CHUNK + rings, &args);
         }
         o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
         o.launch(&format!("exl3_rows_{halves}"), grid, 128, RINGS, &args)?;

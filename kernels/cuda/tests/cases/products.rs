@@ -299,6 +299,14 @@ fn large() -> Vec<Setup> {
         all.push(coded(1, 128, 4096 + 256, trellis(128, 4096 + 256, halves, codebook), false));
     }
     all.push(coded(4, 128, 4096 + 256, trellis(128, 4096 + 256, 8, 0), false));
+    // Chains that are shared by warps: a whole one less than there are shares, a part of one more than that, and two rounds.
+    for (k, halves, codebook) in [(3072, 8, 2), (2048 + 128, 5, 2), (1024 + 384, 12, 1), (8192 + 1152, 8, 1)]
+    {
+        all.push(coded(1, 128, k, trellis(128, k, halves, codebook), false));
+    }
+    // Chains of warps that take whole columns, and of several rows.
+    all.push(coded(1, 264 * 64, 2048 + 128, trellis(264 * 64, 2048 + 128, 8, 2), false));
+    all.extend([2, 7].map(|rows| coded(rows, 128, 1024 + 128, trellis(128, 1024 + 128, 8, 2), false)));
     all
 }
 

@@ -1,11 +1,13 @@
 //! Products of rotated activations with tiles, straight from trellis words.
 //!
 //! A tile's 32 lanes and two column halves give 64 running sums, eight vectors a row of activations. Each sum
-//! takes its products in the order of the input channels: k tile by k tile, ring positions upward. That order is
-//! the same in both kernels below, for every rate, instruction set, number of rows and split of the columns, and so
-//! are the bits.
+//! takes its products in the order of the input channels: k tile by k tile, ring positions upward. After every
+//! [`CHAIN`] tiles it begins anew, and what these chains give is added in rising order: so a machine with many more
+//! threads than columns can run chains side by side. That order is the same in both kernels below, for every rate,
+//! instruction set, number of rows and split of the columns, and so are the bits.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::bits::unpack_states;
 use super::codebook::{Code, Codebook, Mcg, Mul1, ThreeInst};
@@ -17,6 +19,8 @@ use super::view::LayerView;
 
 /// Tiles in the 128 columns of one transformed block.
 pub(super) const BLOCK_TILES: usize = BLOCK / 16;
+/// Tiles along k whose products are one chain of multiply-adds: 1,024 inputs. A whole number of chunks.
+const CHAIN: usize = 64;
 /// Tiles along k that are decoded together when several rows share them.
 const CHUNK: usize = 8;
 /// Rows that share one decoded chunk: their sums (2 KiB each) stay in the second-level cache.
@@ -26,6 +30,8 @@ const ROW_GROUP: usize = 64;
 type Sums = [Lanes<f32>; 2 * GROUPS];
 
 const NO_SUMS: Sums = [Lanes([0.0; LANES]); 2 * GROUPS];
+/// What chains are added to: the first keeps its bits, a negative zero too.
+const NO_CHAINS: Sums = [Lanes([-0.0; LANES]); 2 * GROUPS];
 const NO_WINDOWS: Staged = [Lanes([0; LANES]); 4 * GROUPS];
 
 /// Multiplies every row of `x` with the columns of blocks `[first, first + count)` of the stored matrix.
@@ -44,9 +50,17 @@ pub(super) fn multiply_blocks(
     while row < x.rows() {
         let rows = (x.rows() - row).min(ROW_GROUP);
         let mut sums = vec![NO_SUMS; rows * count * BLOCK_TILES];
-        let job = Job { layer, x, first_row: row, rows, first_tile: first * BLOCK_TILES, sums: &mut sums };
-        multiply(job, path);
-        for (r, sums) in sums.chunks_exact(count * BLOCK_TILES).enumerate() {
+        let mut totals = vec![NO_CHAINS; sums.len()];
+        for begin in (0..layer.k() / 16).step_by(CHAIN) {
+            let k_tiles = begin..(begin + CHAIN).min(layer.k() / 16);
+            let first_tile = first * BLOCK_TILES;
+            sums.fill(NO_SUMS);
+            multiply(Job { layer, x, first_row: row, rows, first_tile, k_tiles, sums: &mut sums }, path);
+            for (total, sum) in totals.as_flattened_mut().iter_mut().zip(sums.as_flattened()) {
+                *total = total.zip(*sum, |total, sum| total + sum);
+            }
+        }
+        for (r, sums) in totals.chunks_exact(count * BLOCK_TILES).enumerate() {
             for (block, sums) in sums.as_chunks::<BLOCK_TILES>().0.iter().enumerate() {
                 finish(row + r, first + block, &mut reduce(sums));
             }
@@ -76,6 +90,8 @@ struct Job<'a> {
     first_row: usize,
     rows: usize,
     first_tile: usize,
+    /// Tiles along k: whole blocks.
+    k_tiles: Range<usize>,
     /// `(rows, tiles)`.
     sums: &'a mut [Sums],
 }
@@ -86,10 +102,10 @@ fn multiply(job: Job<'_>, path: Path) {
 
 /// Several rows: a column of tiles is decoded piece by piece, and each piece serves all rows.
 fn multiply_rows(job: Job<'_>, path: Path) {
-    let Job { layer, x, first_row, rows, first_tile, sums } = job;
+    let Job { layer, x, first_row, rows, first_tile, k_tiles, sums } = job;
     let tiles = sums.len() / rows;
     let mut values = [[[Lanes([0.0; LANES]); GROUPS]; 8]; CHUNK];
-    for first_k in (0..layer.k() / 16).step_by(CHUNK) {
+    for first_k in k_tiles.step_by(CHUNK) {
         for tile in 0..tiles {
             by_codebook(layer, Decode { layer, first_k, tile: first_tile + tile, values: &mut values }, path);
             dispatch(path, Accumulate { x, first_row, rows, first_k, values: &values, tile, tiles, sums });
@@ -151,10 +167,11 @@ struct OneRow<'a>(Job<'a>);
 impl RateKernel for OneRow<'_> {
     #[inline(always)]
     fn run<C: Code, const H: usize>(self) {
-        let Job { layer, x, first_row, first_tile, sums, .. } = self.0;
+        let Job { layer, x, first_row, first_tile, k_tiles, sums, .. } = self.0;
         let mut staged = [NO_WINDOWS; BLOCK_TILES];
-        let x = (0..x.blocks()).flat_map(|block| x.block(first_row, block));
-        for (kt, x) in x.enumerate() {
+        let blocks = k_tiles.start / BLOCK_TILES..k_tiles.end / BLOCK_TILES;
+        let x = blocks.flat_map(|block| x.block(first_row, block));
+        for (kt, x) in k_tiles.zip(x) {
             let words = layer.tiles(kt, first_tile, sums.len());
             let blocks = sums.as_chunks_mut::<BLOCK_TILES>().0.iter_mut();
             for (words, sums) in words.chunks_exact(BLOCK_TILES * 4 * H).zip(blocks) {

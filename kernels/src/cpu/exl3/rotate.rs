@@ -81,12 +81,6 @@ impl Rotated {
     pub fn block(&self, row: usize, block: usize) -> &[[Lanes<f32>; 4]; BLOCK_TILES] {
         &self.tiles.as_chunks().0[block * self.rows + row]
     }
-
-    /// Blocks of a row.
-    #[inline(always)]
-    pub fn blocks(&self) -> usize {
-        self.k_tiles / BLOCK_TILES
-    }
 }
 
 struct RotateRow<'a> {

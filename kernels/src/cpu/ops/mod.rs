@@ -31,7 +31,7 @@ use operands::Operands;
 /// Name of the arithmetic of all reference operations. Which bits it means is said by [`VERSION`].
 const BITS: &str = "ref";
 /// Changes whenever a bit of any reference operation may: part of tags and digests.
-pub const VERSION: &str = "cpu.1";
+pub const VERSION: &str = "cpu.2";
 
 /// What a weight operand has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -52,6 +52,54 @@ fn every_rate_and_codebook_multiplies_right_on_both_paths() {
     }
 }
 
+/// The order of a sum, by its definition: chains of 1,024 inputs, added in rising order, and then the four lanes of a column.
+#[test]
+fn chains_are_added_in_rising_order() {
+    let (k, rows) = (2 * 1024 + 384, 3);
+    let layer = random_layer(k, 128, Rate::from_bits(4.0).unwrap(), Codebook::Mul1, 11);
+    let inner = layer.inner();
+    let x = random_rows(rows, k, 12);
+    let mut expected = Vec::new();
+    for x in x.chunks_exact(k) {
+        let mut rotated: Vec<f32> = x.iter().zip(layer.suh()).map(|(x, s)| x * s.to_f32()).collect();
+        hadamard::<BLOCK>(&mut rotated);
+        let mut columns: Vec<f32> = (0..128)
+            .map(|column| {
+                // Lane i of the four has rows 2 i, 2 i + 1, 2 i + 8 and 2 i + 9 of each tile.
+                let lanes: [f32; 4] = core::array::from_fn(|i| {
+                    let chain = |first: usize| {
+                        let mut sum = 0.0_f32;
+                        for tile in (first..(first + 1024).min(k)).step_by(16) {
+                            for row in [0, 1, 8, 9].map(|r| tile + 2 * i + r) {
+                                let x = f16::from_f32(rotated[row]).to_f32();
+                                sum = inner[row * 128 + column].to_f32().mul_add(x, sum);
+                            }
+                        }
+                        sum
+                    };
+                    (chain(0) + chain(1024)) + chain(2048)
+                });
+                (lanes[0] + lanes[1]) + (lanes[2] + lanes[3])
+            })
+            .collect();
+        hadamard::<BLOCK>(&mut columns);
+        expected.extend(columns.iter().zip(layer.svh()).map(|(y, s)| y * s.to_f32()));
+    }
+    if let Some(bias) = layer.bias() {
+        expected.chunks_exact_mut(128).for_each(|y| y.iter_mut().zip(bias).for_each(|(y, b)| *y += b));
+    }
+    for path in [Path::Simd, Path::Scalar] {
+        let options = Options { path, ..Options::default() };
+        let mut y = vec![0.0; rows * 128];
+        layer.matmul(&x, rows, &mut y, options);
+        assert_eq!(bits(&y), bits(&expected), "{path:?}, {rows} rows");
+        // A row alone takes another way.
+        let mut alone = vec![0.0; 128];
+        layer.matmul(&x[..k], 1, &mut alone, options);
+        assert_eq!(bits(&alone), bits(&expected[..128]), "{path:?}, one row");
+    }
+}
+
 #[test]
 fn narrow_operands_are_padded_and_cut() {
     let layer = random_layer(256, 256, Rate::from_bits(3.0).unwrap(), Codebook::Mul1, 3);
