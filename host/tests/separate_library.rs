@@ -34,7 +34,7 @@ fn it_keeps_every_promise_on_one_rank_and_on_two() {
     for ranks in [1, 2] {
         let (told, output) = exact(&place, ranks, &[]);
         assert!(output.status.success(), "{ranks} ranks: {told}");
-        assert_eq!(told.matches("holds (").count(), if ranks == 1 { 7 } else { 8 }, "{ranks} ranks: {told}");
+        assert_eq!(told.matches("holds (").count(), if ranks == 1 { 8 } else { 9 }, "{ranks} ranks: {told}");
         assert!(told.lines().any(|l| l.starts_with("same-bits ") && l.contains("holds (")), "{told}");
     }
 }
@@ -46,8 +46,11 @@ fn what_is_in_force_is_what_the_resolver_prints() {
     let output =
         place.plugfold(&["plugins", "resolve", "--profile", profile.to_str().unwrap()]).output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Its pass cuts chunks of prompts into pieces, where the operations do not follow one another: there is no fusion.
+    let (fused, prefill) = told.split_once("prefill:").unwrap_or_else(|| panic!("{told}"));
+    assert!(!prefill.contains("fused"), "{told}");
     for op in ["moe.logits", "moe.pick", "moe.group"] {
-        let lines: Vec<&str> = told.lines().filter(|l| l.trim_start().starts_with(op)).collect();
+        let lines: Vec<&str> = fused.lines().filter(|l| l.trim_start().starts_with(op)).collect();
         assert!(
             !lines.is_empty() && lines.iter().all(|l| l.contains("9901") && l.contains("ref")),
             "{op}: {told}"
@@ -61,14 +64,19 @@ fn a_fusion_that_is_wrong_on_every_row_is_noticed_by_turning_it_off() {
     let place = place();
     let (told, output) = exact(&place, 1, &["--set", "9901.fault=wrong"]);
     assert!(!output.status.success(), "{told}");
-    let broken = told.lines().find(|l| l.contains("BROKEN")).unwrap_or_else(|| panic!("{told}"));
-    assert!(broken.starts_with("same-bits ") && broken.contains(PROOF), "{told}");
+    let mut broken = told.lines().filter(|l| l.contains("BROKEN"));
+    assert!(broken.any(|l| l.starts_with("same-bits ") && l.contains(PROOF)), "{told}");
 }
 
 #[test]
 fn an_index_that_differs_between_ranks_ends_the_engine_by_name() {
     let place = place();
-    let (told, output) = exact(&place, 2, &["--set", "9901.fault=drifts"]);
+    let output = place.generate(
+        &[PROOF],
+        "",
+        &["--model", &tiny(), "--ranks", "2", "--set", "9901.fault=drifts"],
+    );
+    let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{told}");
     assert!(told.contains("plugin 9901: round ") && told.contains("index differs from rank 0's"), "{told}");
 }

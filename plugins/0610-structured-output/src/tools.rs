@@ -349,10 +349,10 @@ pub fn source(calls: &Calls, markup: Markup, rules: Rules) -> Result<Source, Pro
         writer.tool(tool)?;
     }
     let any: Vec<String> = calls.tools.iter().map(|tool| format!("call_{}", tool.at)).collect();
+    // Who wants a call gets it at once: a model that would rather talk could talk until its budget is used up.
     let start = match (calls.named, calls.required, calls.parallel) {
-        (true, _, _) => "call",
-        (false, true, true) => "TEXT? (call TEXT?)+",
-        (false, true, false) => "TEXT? call",
+        (true, _, _) | (false, true, false) => "call",
+        (false, true, true) => "call+",
         (false, false, true) => "TEXT? (call TEXT?)*",
         (false, false, false) => "TEXT? call?",
     };

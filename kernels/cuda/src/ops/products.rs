@@ -153,6 +153,8 @@ const CHUNK: u32 = 4096 * 4;
 /// Blocks of EXL3 products that take 64 columns each from which on there are enough of them: two for each multiprocessor
 /// of the largest GPUs. Below, blocks take 32.
 const ENOUGH: usize = 264;
+/// The same for one row, whose kernel for few outputs takes a multiprocessor whole.
+const ALONE: usize = 132;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
 
@@ -390,7 +392,8 @@ impl Product<'_> {
         let tiles = if alone || self.lists.is_some() { count } else { count.div_ceil(8) };
         // Blocks that have rows: with lists not every place has.
         let busy = if alone { count } else { self.lists.map_or(tiles, |l| tiles.min(l.experts)) };
-        let (halves, columns) = if busy * parts * n / 64 < ENOUGH { (1, 32) } else { (2, 64) };
+        let enough = if alone { ALONE } else { ENOUGH };
+        let (halves, columns) = if busy * parts * n / 64 < enough { (1, 32) } else { (2, 64) };
         let grid = [n / columns, tiles, parts];
         if alone {
             let (threads, rings) = if halves == 1 { (512, SHARED_RINGS) } else { (128, RINGS) };
