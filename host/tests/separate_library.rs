@@ -71,11 +71,8 @@ fn a_fusion_that_is_wrong_on_every_row_is_noticed_by_turning_it_off() {
 #[test]
 fn an_index_that_differs_between_ranks_ends_the_engine_by_name() {
     let place = place();
-    let output = place.generate(
-        &[PROOF],
-        "",
-        &["--model", &tiny(), "--ranks", "2", "--set", "9901.fault=drifts"],
-    );
+    let output =
+        place.generate(&[PROOF], "", &["--model", &tiny(), "--ranks", "2", "--set", "9901.fault=drifts"]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{told}");
     assert!(told.contains("plugin 9901: round ") && told.contains("index differs from rank 0's"), "{told}");
