@@ -39,11 +39,18 @@ impl Arena {
     /// # Errors
     /// A device's memory that is used up.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
-        if bytes > self.memory.len() {
-            // Both would not always fit, and nothing in a buffer outlives its forward.
-            self.memory = Memory::default();
-            self.memory = Memory::new(self.device.as_ref(), "buffers of programs", bytes)?;
-            self.moves += 1;
+        if bytes <= self.memory.len() {
+            return Ok(());
+        }
+        self.moves += 1;
+        match &mut self.memory {
+            // Outputs of the last run stay readable.
+            Memory::Host(units) if self.device.is_none() => units.resize(bytes.div_ceil(64), [0; 8]),
+            // Both would not always fit; what was read of the old one is in the mirror.
+            memory => {
+                *memory = Memory::default();
+                *memory = Memory::new(self.device.as_ref(), "buffers of programs", bytes)?;
+            }
         }
         Ok(())
     }
@@ -587,5 +594,20 @@ impl Resolved {
         let buffer = &self.program.buffers[at];
         let rows = height(&self.program, buffer.extent.base, round) * buffer.extent.times as usize;
         rows * buffer.cols as usize * buffer.dtype.size()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_left_stays_readable_while_larger_programs_are_prepared() {
+        let mut arena = Arena::new(None);
+        arena.reserve(64).unwrap();
+        arena.memory.write(8, bytemuck::cast_slice(&[1.5_f32, -2.0])).unwrap();
+        arena.reserve(1 << 20).unwrap();
+        assert_eq!(arena.floats(8, 2), [1.5, -2.0]);
+        assert_eq!(arena.moves, 2);
     }
 }
