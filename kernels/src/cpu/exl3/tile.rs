@@ -58,8 +58,7 @@ pub(super) fn stage<const H: usize, const TOGETHER: bool>(words: &[u32], staged:
         for q in 0..windows(H) {
             let end = |i: usize| end_bit(H, 8 * i + (q + 1) * per_window - 1);
             if TOGETHER {
-                // All lanes' words first, then all shifts at once: with 7 and 8 bits the compiler would do every lane's
-                // by itself.
+                // All lanes' words first, then all shifts at once: the compiler would do every lane's by itself.
                 let high = Lanes(core::array::from_fn(|i| word(end(i) / 32)));
                 let low = Lanes(core::array::from_fn(|i| word((end(i) / 32 + 1).min(H))));
                 let shifts: Lanes<u32> = Lanes(core::array::from_fn(|i| end(i) as u32 % 32));
