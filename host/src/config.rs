@@ -7,10 +7,13 @@ use figment::providers::Serialized;
 use figment::value::magic::RelativePathBuf;
 use serde::{Deserialize, Serialize};
 
-use crate::http::app::{ClearThinking, DefaultEffort, HealthMode, HttpSettings, ReasoningFields};
+use crate::http::app::{
+    ClearThinking, DefaultEffort, HealthMode, HttpSettings, ImageSettings, ReasoningFields,
+};
 use crate::http::keys::{KeyError, Keys};
 use crate::http::limits::Limits;
 use crate::knobs::{Asked, Resolved, Sources};
+use crate::vision::fetch::Rules;
 
 /// Where profiles are looked for by name, besides `config/` here and above the program.
 pub const CONFIG_DIR_ENV: &str = "PLUGFOLD_CONFIG_DIR";
@@ -38,6 +41,7 @@ impl std::fmt::Display for Device {
 /// All settings of a server. Every field is a key of a profile, a variable `PLUGFOLD_<KEY>`, and most are flags.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
+#[allow(clippy::struct_excessive_bools)]
 pub struct Settings {
     /// Folder of the checkpoint; in a profile relative to the profile's file.
     pub model: Option<RelativePathBuf>,
@@ -97,6 +101,22 @@ pub struct Settings {
     pub stall_prefill_tps: f64,
     /// Whether a client that leaves ends its request; otherwise only a stream that cannot be written does.
     pub disconnect: bool,
+    /// Whether images that messages name by `https` URLs are fetched.
+    pub fetch: bool,
+    /// Whether they may come by `http` and from any port, for tests.
+    pub fetch_http: bool,
+    /// Whether they may come from addresses that are not public, for tests.
+    pub fetch_private: bool,
+    /// Seconds of one download.
+    pub fetch_timeout_s: f64,
+    /// Seconds of all downloads of a request.
+    pub fetch_total_s: f64,
+    /// Requests that fetch and prepare images at once.
+    pub prep_slots: usize,
+    /// Requests that may wait for that.
+    pub prep_waiters: usize,
+    /// Seconds they may.
+    pub prep_wait_s: f64,
     /// Address of an OpenTelemetry collector that traces go to.
     pub otlp_endpoint: Option<String>,
     /// Load weights that are not numbers.
@@ -107,6 +127,7 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let images = ImageSettings::default();
         Self {
             model: None,
             host: "127.0.0.1".into(),
@@ -136,6 +157,14 @@ impl Default for Settings {
             stall_s: 0.0,
             stall_prefill_tps: 200.0,
             disconnect: true,
+            fetch: images.rules.fetch,
+            fetch_http: images.rules.http,
+            fetch_private: images.rules.private,
+            fetch_timeout_s: images.timeout_s,
+            fetch_total_s: images.total_s,
+            prep_slots: images.slots,
+            prep_waiters: images.waiters,
+            prep_wait_s: images.wait_s,
             otlp_endpoint: None,
             allow_nan: false,
             limits: Limits::default(),
@@ -239,6 +268,14 @@ impl Settings {
             stall_s: self.stall_s,
             stall_prefill_tps: self.stall_prefill_tps,
             disconnect: self.disconnect,
+            images: ImageSettings {
+                rules: Rules { fetch: self.fetch, http: self.fetch_http, private: self.fetch_private },
+                timeout_s: self.fetch_timeout_s,
+                total_s: self.fetch_total_s,
+                slots: self.prep_slots,
+                waiters: self.prep_waiters,
+                wait_s: self.prep_wait_s,
+            },
             limits: self.limits.clone(),
         }
     }

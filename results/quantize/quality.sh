@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
 # How many answers of the demo model stay right at fewer bits: quantizes it, serves each, runs the held-out set, prints a table.
 #
-#   results/quantize/quality.sh [--limit ITEMS-A-SKILL] [--device cuda]      (default: all 64 items of each of 13 skills)
+#   results/quantize/quality.sh [--limit ITEMS-A-SKILL] [--device cuda] [--jobs N]   (default: all 64 items of each of 13 skills)
+#
+# N models are tried beside one another (default: 1); the device writes them, the CPU serves them.
 #
 # Models go to WORK (default: target/quality) and are used again; program: PLUGFOLD (default: target/release/plugfold).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-work=${WORK:-target/quality} program=${PLUGFOLD:-target/release/plugfold} limit=() device=()
+work=${WORK:-target/quality} program=${PLUGFOLD:-target/release/plugfold} limit=() device=() jobs=1
 while [ $# -gt 0 ]; do
   case $1 in
     --limit) limit=(--limit "$2") ;;
     --device) device=(--device "$2") ;;
-    *) echo "unknown: $1; give --limit N or --device cuda" >&2; exit 2 ;;
+    --jobs) jobs=$2 ;;
+    *) echo "unknown: $1; give --limit N, --device cuda or --jobs N" >&2; exit 2 ;;
   esac
   shift 2
 done
@@ -20,9 +23,10 @@ mkdir -p "$work"
 # The calibration text: items 33 to 36 of each skill. With --limit 32 or less, nothing that is asked is in it.
 for file in tests/demo-model/eval/*.jsonl; do sed -n 33,36p "$file" | cut -c1-700; done >"$work/text.txt"
 
-# evaluate NAME MODEL: a line of the table.
+# evaluate PORT NAME MODEL: a line of the table.
 evaluate() {
-  local port=18721 server
+  local port=$1 server
+  shift
   "$program" serve --profile minimal --model "$2" --slots 8 --port $port >"$work/$1.log" 2>&1 &
   server=$!
   until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do kill -0 $server; sleep 0.2; done
@@ -40,20 +44,30 @@ print(f"| {sys.argv[1]} | {right} / {items} = {100 * right / items:.1f}% | {told
 PY
 }
 
-# model NAME OPTIONS...: quantizes unless it is there.
+# model NAME OPTIONS...: quantizes unless it is there, and evaluates, when fewer than JOBS are at it.
+port=18721
 model() {
-  local name=$1
-  shift
-  [ -e "$work/$name/model.safetensors.index.json" ] ||
-    "$program" quantize --model host/assets/demo-model --out "$work/$name" "${device[@]}" "$@" >"$work/$name.txt"
-  evaluate "$name" "$work/$name"
+  while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+  port=$((port + 1))
+  if [ "$1" = bf16 ]; then
+    evaluate $port bf16 host/assets/demo-model &
+    return
+  fi
+  (
+    name=$1
+    shift
+    [ -e "$work/$name/model.safetensors.index.json" ] ||
+      "$program" quantize --model host/assets/demo-model --out "$work/$name" "${device[@]}" "$@" >"$work/$name.txt"
+    evaluate $port "$name" "$work/$name"
+  ) &
 }
 
 echo "| model | right | what it gets wrong most |"
 echo "| --- | ---: | --- |"
-evaluate bf16 host/assets/demo-model
-for bits in 4 3 2; do
+model bf16
+for bits in 2 3 4; do
   model "experts-$bits" --bits 16 --expert-bits $bits --head-bits 16
   model "all-$bits" --bits $bits
 done
 model experts-2-calibrated --bits 16 --expert-bits 2 --head-bits 16 --calibration "$work/text.txt"
+wait

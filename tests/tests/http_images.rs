@@ -2,12 +2,17 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::Cursor;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use image::{DynamicImage, ImageFormat, Rgb, RgbImage};
+use plugfold::http::app::ImageSettings;
 use plugfold::http::{HttpSettings, Limits};
+use plugfold::vision::fetch::Rules;
 use plugfold::vision::{Tower, Vision};
 use plugfold_engine::image::{ImageConfig, Patches, Resampler};
 use plugfold_tests::http::{Aftercheck, TestServer, chat, settings};
@@ -27,6 +32,10 @@ impl Tower for Mean {
 }
 
 fn server(limits: Limits) -> TestServer {
+    server_with(HttpSettings { limits, ..settings() })
+}
+
+fn server_with(settings: HttpSettings) -> TestServer {
     let config = ImageConfig {
         patch: 14,
         temporal_patch: 2,
@@ -39,7 +48,7 @@ fn server(limits: Limits) -> TestServer {
         resampler: Resampler::Fast,
     };
     let vision = Vision::new(config, Box::new(Mean), IDS);
-    TestServer::seeing(HttpSettings { limits, ..settings() }, 1 << 16, 4, vision)
+    TestServer::seeing(settings, 1 << 16, 4, vision)
 }
 
 fn address(width: u32, height: u32, colour: u8) -> String {
@@ -106,7 +115,7 @@ fn case_22_bad_images_are_refused_before_a_stream() {
     let small = address(64, 64, 9);
     for (body, words) in [
         (parts(&[picture(&address(1025, 1024, 3))]), "at most 1048576"),
-        (parts(&[picture("https://example.com/secret.png")]), "fetches no images"),
+        (parts(&[picture("http://example.com/secret.png")]), "another kind"),
         (parts(&[picture("data:image/png;base64,!!!")]), "not base64"),
         (parts(&[picture("data:image/svg+xml,<svg/>")]), "not a PNG"),
         (parts(&[picture(&small[..small.len() / 2 / 4 * 4])]), "messages[0].content[0]"),
@@ -161,5 +170,84 @@ fn an_image_elsewhere_is_refused_without_a_connection() {
     }
     let told = elsewhere.accept().unwrap_err();
     assert_eq!(told.kind(), std::io::ErrorKind::WouldBlock, "nobody came");
+    after.finish();
+}
+
+/// A server of pictures on this machine: its address, and how many were asked for.
+fn gallery(bytes: Vec<u8>) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}/secret.png", listener.local_addr().unwrap());
+    let asked = Arc::<AtomicUsize>::default();
+    let counts = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let head = BufReader::new(stream.try_clone().unwrap());
+            if !head.lines().map_while(Result::ok).any(|line| line.is_empty()) {
+                continue;
+            }
+            counts.fetch_add(1, Ordering::Relaxed);
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: image/png\r\nconnection: close\r\n";
+            let _ = write!(stream, "{head}content-length: {}\r\n\r\n", bytes.len());
+            let _ = stream.write_all(&bytes);
+        }
+    });
+    (address, asked)
+}
+
+#[test]
+fn images_elsewhere_are_fetched_once_a_request_and_are_those_that_were_sent() {
+    let data = address(112, 112, 255);
+    let bytes = BASE64_STANDARD.decode(data.strip_prefix("data:image/png;base64,").unwrap()).unwrap();
+    let (elsewhere, asked) = gallery(bytes);
+    let rules = Rules { fetch: true, http: true, private: true };
+    let images = ImageSettings { rules, ..ImageSettings::default() };
+    let server = server_with(HttpSettings { images, ..settings() });
+    let after = Aftercheck::begin(&server);
+
+    // What stands before the images is checked before anything is fetched.
+    for wrong in [json!({"temperature": "hot"}), json!({"tf_knobs": {"nothing": 1}}), json!({"stop": 5})] {
+        let mut body = parts(&[picture(&elsewhere)]);
+        body.as_object_mut().unwrap().extend(wrong.as_object().unwrap().clone());
+        assert_eq!(server.post("/v1/chat/completions", &body).status, 400, "{body}");
+    }
+    assert_eq!(asked.load(Ordering::Relaxed), 0);
+
+    let prompt = |url: &str| {
+        let body = parts(&[picture(url), json!({"type": "input_image", "image_url": url})]);
+        let reply = server.post("/v1/chat/completions", &body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.json()["tensorfold"]["vision"]["encoded"], 2);
+        let request = server.requests().last().unwrap().clone();
+        (request.ids, request.attachments.iter().map(|a| (a.at, a.rows.to_vec())).collect::<Vec<_>>())
+    };
+    assert_eq!(prompt(&elsewhere), prompt(&data));
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "one address is asked once");
+
+    // The other dialects, and the counts of tokens.
+    let block = json!({"type": "image", "source": {"type": "url", "url": elsewhere}});
+    let messages = json!({"max_tokens": 5, "messages": [{"role": "user", "content": [block]}]});
+    assert_eq!(server.post("/v1/messages", &messages).status, 200);
+    let counted = server.post("/v1/messages/count_tokens", &messages).json();
+    assert_eq!(server.requests().last().unwrap().ids.len(), counted["input_tokens"]);
+    let item =
+        json!({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": elsewhere}]}]});
+    assert_eq!(server.post("/v1/responses", &item).status, 200);
+    let tokens = |url: &str| server.post("/tokenize", &parts(&[picture(url)])).json()["tokens"].clone();
+    assert_eq!(
+        server.requests().last().unwrap().ids,
+        serde_json::from_value::<Vec<u32>>(tokens(&elsewhere)).unwrap()
+    );
+    assert_eq!(tokens(&elsewhere), tokens(&data));
+    assert_eq!(asked.load(Ordering::Relaxed), 6);
+
+    // Off: only what is sent.
+    let rules = Rules { fetch: false, ..rules };
+    let closed = server_with(HttpSettings { images: ImageSettings { rules, ..images }, ..settings() });
+    let reply = closed.post("/v1/responses", &item);
+    let error = &reply.json()["error"];
+    assert_eq!((reply.status, &error["param"]), (400, &json!("input")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("fetches no images"), "{error}");
+    assert_eq!(asked.load(Ordering::Relaxed), 6);
     after.finish();
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use plugfold::http::completions;
 use plugfold::http::pump::Update;
-use plugfold::http::request::{self, Kind};
+use plugfold::http::request::{self, Kind, NotReady};
 use plugfold::http::{App, HttpSettings};
 use plugfold::reply::Piece;
 use plugfold::text::{ChatRequest, TextModel};
@@ -136,7 +136,10 @@ impl Generate {
         let app = App::new(engine.clone(), Arc::new(text), http).with_hooks(others.hooks())?;
         let app = Arc::new(app);
         let (kind, body) = self.body()?;
-        let job = request::read(&app, kind, body).map_err(|error| anyhow!("{}", error.message))?;
+        let job = request::read(&app, kind, body).map_err(|stop| match stop {
+            NotReady::Refused(error) => anyhow!("{}", error.message),
+            NotReady::Images(_) => anyhow!("nothing is fetched here: give images as data: URLs"),
+        })?;
         let prompt = job.request.ids.clone();
         let bar = Prefilling::start(prompt.len());
         let submit = |request: Request| Ok(watched(engine.submit(request)?, bar));

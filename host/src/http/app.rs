@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use axum::http::StatusCode;
 use plugfold_engine::hooks::{HookError, Hooks};
 use plugfold_engine::service::Service;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,7 @@ use crate::knobs::KnobTable;
 use crate::plugins::services::Figures;
 use crate::text::TextModel;
 use crate::vision::Vision;
+use crate::vision::fetch::{Bounds, Fetcher, Rules};
 
 /// Names of the reply fields that carry reasoning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, clap::ValueEnum)]
@@ -124,8 +126,48 @@ pub struct HttpSettings {
     pub stall_prefill_tps: f64,
     /// Whether a client that leaves ends its request; otherwise only a stream that cannot be written does.
     pub disconnect: bool,
+    /// Where images may be fetched from, and within which bounds.
+    pub images: ImageSettings,
     /// Bounds on what clients can make the server hold.
     pub limits: Limits,
+}
+
+/// Settings of images that lie elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ImageSettings {
+    /// What may be fetched.
+    pub rules: Rules,
+    /// Seconds of one download.
+    pub timeout_s: f64,
+    /// Seconds of all downloads of a request.
+    pub total_s: f64,
+    /// Requests that fetch and prepare images at once.
+    pub slots: usize,
+    /// Requests that may wait for that.
+    pub waiters: usize,
+    /// Seconds they may.
+    pub wait_s: f64,
+}
+
+impl Default for ImageSettings {
+    fn default() -> Self {
+        let rules = Rules { fetch: true, http: false, private: false };
+        Self { rules, timeout_s: 10.0, total_s: 30.0, slots: 16, waiters: 128, wait_s: 60.0 }
+    }
+}
+
+impl ImageSettings {
+    fn bounds(&self, limits: &Limits) -> Bounds {
+        Bounds {
+            image: limits.image_bytes,
+            request: limits.body_bytes,
+            one: seconds(self.timeout_s),
+            all: seconds(self.total_s),
+            slots: self.slots,
+            waiters: self.waiters,
+            wait: seconds(self.wait_s),
+        }
+    }
 }
 
 impl HttpSettings {
@@ -146,6 +188,7 @@ impl HttpSettings {
             stall_s: 0.0,
             stall_prefill_tps: 200.0,
             disconnect: true,
+            images: ImageSettings::default(),
             limits: Limits::default(),
         }
     }
@@ -165,6 +208,7 @@ pub struct App {
     pub started: SystemTime,
     /// Permits to prepare text.
     pub(super) text_workers: Arc<tokio::sync::Semaphore>,
+    fetcher: OnceLock<Result<Fetcher, String>>,
     clock: Instant,
     running: Mutex<HashMap<u64, Arc<Running>>>,
     next: AtomicU64,
@@ -229,6 +273,7 @@ impl App {
             settings,
             started: SystemTime::now(),
             text_workers: Arc::new(tokio::sync::Semaphore::new(workers)),
+            fetcher: OnceLock::new(),
             clock: Instant::now(),
             running: Mutex::default(),
             next: AtomicU64::new(0),
@@ -269,6 +314,22 @@ impl App {
     pub fn with_vision(mut self, vision: Option<Vision>) -> Self {
         self.vision = vision;
         self
+    }
+
+    /// Who fetches images, made when the first is asked for.
+    ///
+    /// # Errors
+    /// A TLS library that does not start.
+    pub(super) fn fetcher(&self) -> Result<&Fetcher, ApiError> {
+        let images = &self.settings.images;
+        let made = self.fetcher.get_or_init(|| {
+            Fetcher::new(images.rules, images.bounds(&self.settings.limits))
+                .map_err(|error| error.to_string())
+        });
+        made.as_ref().map_err(|error| {
+            let told = format!("images cannot be fetched: {error}; send them as data: URLs");
+            ApiError::with_status(StatusCode::INTERNAL_SERVER_ERROR, told)
+        })
     }
 
     /// Start time in unix seconds.

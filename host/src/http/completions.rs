@@ -24,7 +24,7 @@ use super::dialect::{Dialect, Translated, name_skipped};
 use super::error::{ApiError, json_response};
 use super::limits::seconds;
 use super::pump::{Part, Pump, Update, Updates};
-use super::request::{self, Job, Kind};
+use super::request::{self, Job, Kind, NotReady};
 use super::shape::messages::Message;
 use super::shape::openai::Completion;
 use super::shape::{self, Shape};
@@ -34,6 +34,7 @@ use crate::reply::stop::StopStrings;
 use crate::reply::tools::ToolSpec;
 use crate::reply::{ChatParser, PieceLinks, ReplyParser, ReplyReader, Verbatim};
 use crate::traces;
+use crate::vision::fetch::{FetchProblem, Fetched};
 
 /// A request whose reply has begun.
 struct Started {
@@ -76,12 +77,12 @@ async fn start(
     let (shared, span) = (Arc::clone(app), span.clone());
     // Dropped with this future when the client leaves: what is prepared then never reaches the engine.
     let (waiting, left) = Waiting::new();
-    let started = off_thread(app, move || {
+    let started = prepared(app, move |fetched| {
         let body = object(&bytes, &shared.settings.limits)?;
-        drop(bytes);
-        let Translated { body, skipped, echo, seal } = translate(dialect, body)?;
+        let Translated { mut body, skipped, echo, seal } = translate(dialect, body)?;
+        fetched.put(&mut body);
         let kind = if dialect == Dialect::Text { Kind::Text } else { Kind::Chat };
-        let job = request::read(&shared, kind, body).map_err(|error| in_words_of(dialect, error))?;
+        let job = request::read(&shared, kind, body)?;
         let shape: Box<dyn Shape> = match dialect {
             Dialect::Chat | Dialect::Text => Box::new(Completion::new(&shared, &job, now())),
             Dialect::Messages => Box::new(Message::new(&shared, &job, now())),
@@ -89,7 +90,7 @@ async fn start(
         };
         let stream = job.stream;
         let gone = || left.load(Ordering::Acquire);
-        let updates = run(&shared, job, connection, span, |request| {
+        let updates = run(&shared, job, connection.clone(), span.clone(), |request| {
             if gone() {
                 shared.metrics.left();
                 return Err(ApiError::unavailable("the client has left"));
@@ -100,7 +101,7 @@ async fn start(
     })
     .await;
     drop(waiting);
-    started
+    started.map_err(|error| in_words_of(dialect, error))
 }
 
 /// A client that waits for its request to be prepared.
@@ -204,8 +205,9 @@ pub async fn count_tokens(app: Arc<App>, incoming: Incoming) -> Response {
     let counted = async {
         let bytes = incoming.bytes(&app.settings.limits).await?;
         let shared = Arc::clone(&app);
-        off_thread(&app, move || {
-            let translated = messages::translate(&object(&bytes, &shared.settings.limits)?)?;
+        prepared(&app, move |fetched| {
+            let mut translated = messages::translate(&object(&bytes, &shared.settings.limits)?)?;
+            fetched.put(&mut translated.body);
             Ok((request::tokenize(&shared, translated.body)?.len(), translated.skipped))
         })
         .await
@@ -221,6 +223,41 @@ pub async fn count_tokens(app: Arc<App>, incoming: Incoming) -> Response {
             Dialect::Messages.refuse(&error)
         }
     }
+}
+
+/// Runs work on a request [off the async threads](off_thread); where it stops at images that lie elsewhere, they are fetched and
+/// it begins again with them. So nothing is fetched for a request that is refused for what stands before its images.
+///
+/// # Errors
+/// What the work gives, images that cannot be had, 503 when it takes too long.
+pub async fn prepared<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl Fn(&Fetched) -> Result<T, NotReady> + Send + Sync + 'static,
+) -> Result<T, ApiError> {
+    let work = Arc::new(work);
+    let attempt = |fetched: Fetched| {
+        let work = Arc::clone(&work);
+        off_thread(app, move || match work(&fetched) {
+            Ok(done) => Ok(Ok(done)),
+            Err(NotReady::Images(wanted)) => Ok(Err(wanted)),
+            Err(NotReady::Refused(error)) => Err(error),
+        })
+    };
+    let wanted = match attempt(Fetched::default()).await? {
+        Ok(done) => return Ok(done),
+        Err(wanted) => wanted,
+    };
+    let refused = |problem: String| ApiError::invalid(problem).with_param("messages");
+    let (fetched, _slot) = app.fetcher()?.fetch(wanted).await.map_err(|problem| match problem {
+        FetchProblem::Image(problem) => refused(problem.0),
+        FetchProblem::Busy(problem) => ApiError::unavailable(problem),
+    })?;
+    attempt(fetched).await?.map_err(|wanted| {
+        let name = wanted.first().map_or("messages", |(name, _)| name);
+        refused(format!(
+            "{name}: a plugin put an image elsewhere into the request; it has to give a data: URL"
+        ))
+    })
 }
 
 /// Runs work on text on a blocking thread, a bounded number at once and within the time budget.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::app::{App, HealthMode, Stall};
 use super::body::{Incoming, object};
-use super::completions::off_thread;
+use super::completions::{off_thread, prepared};
 use super::error::{ApiError, json_response, not_found};
 use super::request;
 
@@ -98,7 +98,12 @@ pub async fn tokenize(app: Arc<App>, incoming: Incoming) -> Response {
     let ids = async {
         let bytes = incoming.bytes(&app.settings.limits).await?;
         let shared = Arc::clone(&app);
-        off_thread(&app, move || request::tokenize(&shared, object(&bytes, &shared.settings.limits)?)).await
+        prepared(&app, move |fetched| {
+            let mut body = object(&bytes, &shared.settings.limits)?;
+            fetched.put(&mut body);
+            request::tokenize(&shared, body)
+        })
+        .await
     };
     match ids.await {
         Ok(ids) => {

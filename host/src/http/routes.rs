@@ -174,8 +174,8 @@ pub static ROUTES: [Route; 15] = [
         paths: Paths::EndingIn("/chat/completions", &["/v1/chat/completions"]),
         purpose: "chat",
         detail: "Any path with this end. Reasoning comes in `reasoning` and `reasoning_content` (setting `reasoning_fields`), \
-                 calls in `tool_calls`. Images in a message's parts are `data:` URLs of PNG, JPEG, WebP or GIF; nothing is \
-                 fetched.",
+                 calls in `tool_calls`. Images in a message's parts are PNG, JPEG, WebP or GIF, in `data:` URLs or at public \
+                 `https` addresses (settings `fetch…`, `prep_…`).",
         body: Some(&bodies::CHAT),
         answers: &[
             json("a `chat.completion` with one choice, `usage`, and measurements under `tensorfold`."),

@@ -1,9 +1,10 @@
 //! Images: from what a client sends to rows that stand in for embeddings.
 //!
-//! A part of a message names an image by a `data:` URL. Its size is read from the header and checked before anything is
-//! decoded. The model's own processor decides the canvas, its tower makes the rows.
+//! A part of a message names an image by a `data:` URL, or by one that it is [fetched](fetch) from first. Its size is read from
+//! the header and checked before anything is decoded. The model's own processor decides the canvas, its tower makes the rows.
 
 mod decode;
+pub mod fetch;
 mod url;
 
 use std::path::Path;
@@ -18,14 +19,50 @@ use plugfold_kernels::cpu::math::vision::Grid;
 use serde_json::Value;
 
 pub use decode::Limit;
+use fetch::{Wanted, is_elsewhere};
 
 /// Kinds of parts that are images.
-pub const KINDS: [&str; 3] = ["image_url", "input_image", "image"];
+const KINDS: [&str; 3] = ["image_url", "input_image", "image"];
 
 /// An image that cannot be taken; the message names the part, the limit and the mend, never the URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ImageProblem(pub String);
+
+/// Why the images of a conversation are not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// One that cannot be.
+    Problem(ImageProblem),
+    /// Some have to be fetched first.
+    Elsewhere(Wanted),
+}
+
+impl From<ImageProblem> for NotTaken {
+    fn from(problem: ImageProblem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+/// The URL that a part names its image by.
+fn address_of(part: &Value) -> Option<&str> {
+    let field = ["image_url", "url", "image"].iter().map(|field| &part[*field]).find(|v| !v.is_null())?;
+    field.as_str().or_else(|| field["url"].as_str())
+}
+
+/// The parts of messages that are images, with their names.
+fn parts(messages: &[Value]) -> impl Iterator<Item = (String, &Value)> {
+    let contents = messages.iter().enumerate().filter_map(|(at, m)| Some((at, m["content"].as_array()?)));
+    contents.flat_map(|(at, parts)| {
+        let images = parts.iter().enumerate().filter(|(_, part)| is_image(part));
+        images.map(move |(index, part)| (format!("messages[{at}].content[{index}]"), part))
+    })
+}
+
+/// Whether a part of a message is an image.
+pub fn is_image(part: &Value) -> bool {
+    part["type"].as_str().is_some_and(|kind| KINDS.contains(&kind))
+}
 
 /// Makes rows of patches.
 pub trait Tower: Send + Sync {
@@ -94,27 +131,31 @@ impl Vision {
     /// The images of a conversation, in their order; each part becomes a text part that `place` gives for its number.
     ///
     /// # Errors
-    /// The first image that cannot be taken.
+    /// The first image that cannot be taken; all that lie elsewhere.
     pub fn take(
         &self,
         messages: &mut [Value],
         limit: &Limit,
         place: impl Fn(usize) -> String,
-    ) -> Result<Vec<Image>, ImageProblem> {
+    ) -> Result<Vec<Image>, NotTaken> {
+        if let Some((name, _)) = parts(messages).nth(limit.images) {
+            let most = limit.images;
+            let problem = format!("{name}: a request may have {most} images; send fewer");
+            return Err(ImageProblem(problem).into());
+        }
+        let elsewhere = parts(messages).filter_map(|(name, part)| Some((name, address_of(part)?.to_owned())));
+        let elsewhere: Wanted = elsewhere.filter(|(_, address)| is_elsewhere(address)).collect();
+        if !elsewhere.is_empty() {
+            return Err(NotTaken::Elsewhere(elsewhere));
+        }
         let mut images = Vec::new();
         for (at, message) in messages.iter_mut().enumerate() {
             let Some(parts) = message.get_mut("content").and_then(Value::as_array_mut) else { continue };
             for (index, part) in parts.iter_mut().enumerate() {
-                if !part["type"].as_str().is_some_and(|kind| KINDS.contains(&kind)) {
+                if !is_image(part) {
                     continue;
                 }
                 let name = format!("messages[{at}].content[{index}]");
-                if images.len() == limit.images {
-                    let most = limit.images;
-                    return Err(ImageProblem(format!(
-                        "{name}: a request may have {most} images; send fewer"
-                    )));
-                }
                 images.push(self.image(part, name, limit)?);
                 *part = serde_json::json!({"type": "text", "text": place(images.len() - 1)});
             }
@@ -124,9 +165,7 @@ impl Vision {
 
     fn image(&self, part: &Value, name: String, limit: &Limit) -> Result<Image, ImageProblem> {
         let wrong = |problem: &str| ImageProblem(format!("{name}: {problem}"));
-        let field = ["image_url", "url", "image"].iter().map(|field| &part[*field]).find(|v| !v.is_null());
-        let address = field.and_then(|value| value.as_str().or_else(|| value["url"].as_str()));
-        let address = address.ok_or_else(|| wrong("has no URL of an image"))?;
+        let address = address_of(part).ok_or_else(|| wrong("has no URL of an image"))?;
         let bytes = url::data(address, limit.bytes).map_err(|e| wrong(&e))?;
         let (height, width) = decode::size(&bytes, limit).map_err(|e| wrong(&e))?;
         let sizes = self.config.smart_size(height, width, limit.pixels).map_err(|e| wrong(&e.to_string()))?;

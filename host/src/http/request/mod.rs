@@ -18,6 +18,7 @@ use super::fields::Fields;
 use super::policy::Policy;
 use crate::reply::stop::StopStrings;
 use crate::reply::tools::ToolSpec;
+use crate::vision::fetch::Wanted;
 use draw::{budget, counts, logprobs, sampling, stop_strings, thinking_budget};
 pub use prompt::token_ids;
 use prompt::{attach, chat, context, encode, prompt_ids, render, settled, text_bytes};
@@ -65,6 +66,21 @@ pub struct Job {
     pub body: Arc<Map<String, Value>>,
 }
 
+/// Why a request is not ready to be submitted.
+#[derive(Debug)]
+pub enum NotReady {
+    /// It is refused.
+    Refused(ApiError),
+    /// Its images have to be fetched first.
+    Images(Wanted),
+}
+
+impl<E: Into<ApiError>> From<E> for NotReady {
+    fn from(error: E) -> Self {
+        Self::Refused(error.into())
+    }
+}
+
 /// Output formats, which need a plugin that obeys them.
 const GRAMMAR_FIELDS: [&str; 6] = [
     "response_format",
@@ -78,8 +94,8 @@ const GRAMMAR_FIELDS: [&str; 6] = [
 /// Reads a completion request.
 ///
 /// # Errors
-/// What the client is told: 400 for anything malformed, 503 when the engine has failed.
-pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, ApiError> {
+/// What the client is told: 400 for anything malformed, 503 when the engine has failed; images that lie elsewhere.
+pub fn read(app: &App, kind: Kind, body: Map<String, Value>) -> Result<Job, NotReady> {
     let limits = &app.settings.limits;
     let body = Arc::new(app.chains.rewrite(body, limits)?);
     let fields = Fields(&body);
@@ -244,12 +260,12 @@ fn facts(app: &App, kind: Kind, fields: Fields, told: Told<'_>) -> String {
 ///
 /// # Errors
 /// What the client is told.
-pub fn tokenize(app: &App, body: Map<String, Value>) -> Result<Vec<u32>, ApiError> {
+pub fn tokenize(app: &App, body: Map<String, Value>) -> Result<Vec<u32>, NotReady> {
     let body = app.chains.rewrite(body, &app.settings.limits)?;
     let fields = Fields(&body);
     if fields.get("messages").is_some() {
         if fields.get("prompt").is_some() {
-            return Err(ApiError::field("prompt", "cannot be given beside messages: give one of them"));
+            return Err(ApiError::field("prompt", "cannot be given beside messages: give one of them").into());
         }
         let effort = effort(app, fields)?;
         let choice = tools(app, fields)?;
@@ -260,10 +276,10 @@ pub fn tokenize(app: &App, body: Map<String, Value>) -> Result<Vec<u32>, ApiErro
     match fields.get("prompt") {
         Some(Value::String(text)) => {
             let ids = encode(app, fields, text)?;
-            if ids.is_empty() { Ok(ids) } else { settled(app, fields, ids, &[], &[]) }
+            Ok(if ids.is_empty() { ids } else { settled(app, fields, ids, &[], &[])? })
         }
-        Some(_) => Err(ApiError::field("prompt", "must be a string")),
-        None => Err(ApiError::invalid("give a prompt or messages to tokenize").with_param("prompt")),
+        Some(_) => Err(ApiError::field("prompt", "must be a string").into()),
+        None => Err(ApiError::invalid("give a prompt or messages to tokenize").with_param("prompt").into()),
     }
 }
 

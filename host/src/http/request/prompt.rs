@@ -3,13 +3,13 @@
 use plugfold_engine::service::Attachment;
 use serde_json::{Map, Value, json};
 
-use super::{Effort, Kind};
+use super::{Effort, Kind, NotReady};
 use crate::http::app::{App, ClearThinking, DefaultEffort};
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::text::chat::Places;
 use crate::text::{ChatPrompt, ChatRequest};
-use crate::vision::{Image, KINDS};
+use crate::vision::{Image, NotTaken, is_image};
 
 pub(super) fn prompt_ids(app: &App, fields: Fields) -> Result<Vec<u32>, ApiError> {
     fields.boolean("add_special_tokens")?;
@@ -82,7 +82,7 @@ pub(super) fn render(
     app: &App,
     fields: Fields,
     mut request: ChatRequest,
-) -> Result<(ChatPrompt, Vec<Image>), ApiError> {
+) -> Result<(ChatPrompt, Vec<Image>), NotReady> {
     let stages = app.chains.stages(fields.0, &app.text.tokenizer, app.settings.limits.prompt_bytes);
     let done = |request: ChatRequest, images: Vec<Image>| {
         let mut prompt = app.text.encode_chat_through(request, &stages)?;
@@ -94,17 +94,19 @@ pub(super) fn render(
         .text
         .free_character(request.messages.iter().chain(&request.tools).chain(request.variables.values()))?;
     let limit = app.settings.limits.image();
-    let images = vision
-        .take(&mut request.messages, &limit, |number| Places::text(mark, number))
-        .map_err(|problem| ApiError::invalid(problem.0).with_param("messages"))?;
+    let images =
+        vision.take(&mut request.messages, &limit, |number| Places::text(mark, number)).map_err(|stop| {
+            match stop {
+                NotTaken::Problem(problem) => ApiError::invalid(problem.0).with_param("messages").into(),
+                NotTaken::Elsewhere(wanted) => NotReady::Images(wanted),
+            }
+        })?;
     if !images.is_empty() {
         // Nobody could tell it from an image's own rows.
         let row = app.text.tokenizer.control_name(vision.ids[1]).unwrap_or_default();
         if !row.is_empty() && request.messages.iter().any(|message| holds(message, row)) {
-            return Err(ApiError::field(
-                "messages",
-                format_args!("hold the text {row} beside images; leave it out"),
-            ));
+            let problem = format_args!("hold the text {row} beside images; leave it out");
+            return Err(ApiError::field("messages", problem).into());
         }
         let tokens = images.iter().map(|image| image.tokens).collect();
         request.places = Some(Places { mark, tokens, ids: vision.ids });
@@ -211,8 +213,7 @@ pub(super) fn text_bytes(value: &Value) -> usize {
 /// Bytes of a message that can come into the prompt as text: images have bounds of their own.
 fn prompt_bytes(message: &Value) -> usize {
     let images = message["content"].as_array().into_iter().flatten();
-    let images = images.filter(|part| part["type"].as_str().is_some_and(|kind| KINDS.contains(&kind)));
-    text_bytes(message) - images.map(text_bytes).sum::<usize>()
+    text_bytes(message) - images.filter(|part| is_image(part)).map(text_bytes).sum::<usize>()
 }
 
 fn size(app: &App, name: &str, bytes: usize) -> Result<(), ApiError> {

@@ -178,9 +178,9 @@ impl RateKernel for OneRow<'_> {
                 for (words, staged) in words.chunks_exact(4 * H).zip(&mut staged) {
                     // Two windows a lane are cut a lane at a time otherwise, which takes half of all time.
                     if matches!(H, 5..=10 | 14..) {
-                        stage::<H, true>(words, staged)
+                        stage::<H, true>(words, staged);
                     } else {
-                        stage::<H, false>(words, staged)
+                        stage::<H, false>(words, staged);
                     }
                 }
                 for (staged, sums) in staged.iter().zip(sums) {
