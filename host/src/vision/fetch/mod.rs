@@ -185,6 +185,7 @@ impl Fetcher {
         let client = Client::builder()
             .tls_backend_preconfigured(tls)
             .dns_resolver(Arc::new(Checked { lookup, open, places }))
+            .user_agent(concat!("plugfold/", env!("CARGO_PKG_VERSION")))
             .redirect(redirect::Policy::none())
             .no_proxy()
             .referer(false)
