@@ -12,7 +12,7 @@ use crate::config::Device as Kind;
 
 /// The GPU of a rank: ranks on one machine take its GPUs in turn.
 fn index(rank: usize) -> anyhow::Result<(usize, usize)> {
-    let count = plugfold_cuda::devices()?;
+    let count = plugfold_cuda::devices().context("--device cuda")?;
     Ok((rank.checked_rem(count).unwrap_or(0), count))
 }
 

@@ -5,7 +5,7 @@
 #
 # PARTS are any of kernels, model, full, peers, sanitizer; all without it. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
 # time limit, and the rest goes on after one that fails; what has not begun after SECONDS (190 unless given) is left out and
-# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, encoder.jsonl, times.jsonl, model.txt,
+# said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, encoder.jsonl, times.json with times.txt, model.txt,
 # full.txt with full-*.json, peers.json, sanitizer.txt, and summary.txt.
 set -uo pipefail
 
@@ -73,7 +73,7 @@ if has kernels; then
   wait
   # Nothing beside them: they are timed.
   check encoder 60 encoder.jsonl "$gpu" encode
-  check times 110 times.jsonl "$gpu" time
+  check times 110 times.txt "$plugfold" bench roofline --device cuda --json "$out/times.json"
 fi
 if has model; then
   export -f same_logits
@@ -99,7 +99,7 @@ if has full; then
     --json "$out/full-graph.json" "${graph[@]}"
 fi
 if has peers && python3 -c 'import torch' 2>/dev/null; then
-  check "peers" 120 peers.json python3 "$folder/peers.py"
+  check "peers" 240 peers.json python3 "$folder/peers.py"
 fi
 if has sanitizer && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do

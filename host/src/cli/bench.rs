@@ -5,17 +5,16 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use plugfold_engine::service::{Event, Request, RequestStats, Service};
-use plugfold_kernels::cpu::roofline::{RooflineRow, roofline};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
-use super::{ModelArgs, bench_hooks, bench_http, bench_synthetic, exl3, model, write_whole};
+use super::{ModelArgs, bench_hooks, bench_http, bench_roofline, bench_synthetic, exl3, model, write_whole};
 
 /// Measure.
 #[derive(Subcommand)]
 pub enum Bench {
-    /// Bandwidth and multiply-add rate of this machine, and each kernel's fraction of its bound.
-    Roofline(RooflineArgs),
+    /// What this machine or its GPU can do at most, and each kernel's fraction of its bound.
+    Roofline(bench_roofline::RooflineArgs),
     /// Tokens a second of one-token rounds.
     Decode(Run),
     /// Prompt tokens a second.
@@ -28,51 +27,6 @@ pub enum Bench {
     Synthetic(Box<bench_synthetic::Synthetic>),
     /// The server alone: first text, slots of clients that leave, many streams at once.
     Http(bench_http::HttpArgs),
-}
-
-/// How to measure kernels.
-#[derive(Args)]
-pub struct RooflineArgs {
-    /// Threads of the kernels; one a core without it.
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
-    /// Write all numbers to this file as JSON.
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-impl RooflineArgs {
-    fn run(self) -> anyhow::Result<()> {
-        model::threads(self.threads, 1)?;
-        println!("{:<34} {:>5} {:>11} {:>9} {:>9}  bound", "kernel", "rows", "time", "GB/s", "GFLOP/s");
-        let measured = roofline(|row: &RooflineRow| {
-            println!(
-                "{:<34} {:>5} {:>8.1} us {:>9.2} {:>9.1}  {:.0}% of {}",
-                row.name,
-                row.rows,
-                row.seconds * 1e6,
-                row.bytes / row.seconds / 1e9,
-                row.flops / row.seconds / 1e9,
-                row.fraction * 100.0,
-                row.bound
-            );
-        });
-        let (bandwidth, rate) = (measured.bandwidth / 1e9, measured.rate / 1e9);
-        println!("this machine, {} threads: {bandwidth:.2} GB/s read, {rate:.1} GFLOP/s", measured.threads);
-        let kernels: Vec<Value> = measured
-            .rows
-            .iter()
-            .map(|row| {
-                json!({"name": row.name, "rows": row.rows, "seconds": row.seconds, "bytes": row.bytes, "flops": row.flops,
-                       "bandwidth": row.bandwidth, "rate": row.rate, "bound": row.bound,
-                       "bound_seconds": row.bound_seconds, "fraction": row.fraction,
-                       "repetitions": row.repetitions})
-            })
-            .collect();
-        let report = json!({"bench": "roofline", "threads": measured.threads, "bandwidth": measured.bandwidth,
-                            "rate": measured.rate, "kernels": kernels});
-        self.json.as_deref().map_or(Ok(()), |path| save(path, &report))
-    }
 }
 
 /// What to measure with.

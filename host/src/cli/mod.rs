@@ -4,6 +4,7 @@ mod ab;
 mod bench;
 mod bench_hooks;
 mod bench_http;
+mod bench_roofline;
 mod bench_synthetic;
 mod compare;
 mod config;

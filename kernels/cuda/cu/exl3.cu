@@ -463,3 +463,34 @@ KERNEL THREADS(128) exl3_bias(Rows rows, const float* bias, u32 n) {
   float* out = rows.output(rows.first + blockIdx.x) + column;
   *out = *out + bias[column];
 }
+
+// The rate of decoding, for `plugfold bench roofline`: every warp turns eight tiles of 4 bits a weight in shared memory into
+// code values and multiplies them, again and again, as a product of one row does whose words have all come.
+KERNEL THREADS(128) exl3_decoding(u32 turns, u32 mask, const u32* words, float* out) {
+  SHARED u32 s_words[4][STAGE_WORDS];
+  SHARED float s_x[STAGE_WORDS / 2];
+  for (u32 i = threadIdx.x; i < 4 * STAGE_WORDS; i += blockDim.x) s_words[i / STAGE_WORDS][i % STAGE_WORDS] = words[i];
+  for (u32 i = threadIdx.x; i < STAGE_WORDS / 2; i += blockDim.x) s_x[i] = 1.0f / (float)(i + 1);
+  __syncthreads();
+  const Cut<MUL1, FOUR, 2> cut(8, 0);
+  const float* mine = s_x + lane() % 4 * 4;
+  float sum[2] = {0.0f, 0.0f};
+#pragma unroll 1
+  for (u32 turn = 0; turn < turns; turn++) {
+    // `mask` is 0, which the compiler cannot know: words and inputs are read anew each time.
+    const u32* w = s_words[warp()] + (turn & mask);
+    const float* x = mine + 4 * (turn & mask);
+#pragma unroll
+    for (u32 t = 0; t < stage_tiles(FOUR); t++) {
+      float v[2][4];
+      cut.values(w + t * cut.words, v);
+      Float4 four = *(const Float4*)(x + t * 16);
+#pragma unroll
+      for (u32 h = 0; h < 2; h++) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[h] = fma_rn(v[h][e], four.v[e], sum[h]);
+      }
+    }
+  }
+  if (sum[0] == 1.0f && sum[1] == 2.0f) *out = sum[0];
+}

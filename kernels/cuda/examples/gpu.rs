@@ -1,14 +1,14 @@
-//! Checks and times the kernels on a GPU: what `tests/gpu/run.sh` runs.
+//! Checks the kernels on a GPU: what `tests/gpu/run.sh` runs, beside `plugfold bench roofline --device cuda`, which times them.
 //!
 //! `gpu compile ARCH FOLDER` fills a cache of compiled kernels (needs NVRTC, no GPU); `gpu facts` says what the device is;
 //! `gpu list` names the cases; `gpu case NAME` compares one with the CPU's reference, bit by bit, and rows alone with rows in
-//! company; `gpu time` times the operations at the sizes of the published model; `gpu encode` compares and times the encoder of EXL3.
+//! company; `gpu encode` compares and times the encoder of EXL3.
 //! Each prints one line of JSON a result.
 
 #[path = "../tests/cases/mod.rs"]
 mod cases;
-#[path = "../tests/timing/mod.rs"]
-mod timing;
+#[path = "../tests/timing/encoder.rs"]
+mod encoder;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -72,9 +72,8 @@ fn run(args: &[&str]) -> Result<bool, String> {
             }
             Ok(good)
         }
-        ["time"] => timing::run(&open().map_err(said)?).map(|()| true),
-        ["encode"] => timing::encoder::run(&open().map_err(said)?),
-        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | time | encode".into()),
+        ["encode"] => encoder::run(&open().map_err(said)?),
+        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | encode".into()),
     }
 }
 

@@ -16,6 +16,7 @@ mod kernel;
 mod machine;
 mod ops;
 mod quantize;
+pub mod roofline;
 mod segments;
 pub mod source;
 

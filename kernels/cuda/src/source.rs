@@ -29,6 +29,7 @@ pub const SOURCES: &[Source] = &[
     Source { name: "moe", shared: &[COMMON], text: include_str!("../cu/moe.cu") },
     Source { name: "norm", shared: &[COMMON], text: include_str!("../cu/norm.cu") },
     Source { name: "panels", shared: &[COMMON, TARGET, CHAINS], text: include_str!("../cu/panels.cu") },
+    Source { name: "probe", shared: &[COMMON], text: include_str!("../cu/probe.cu") },
     Source { name: "quantize", shared: &[COMMON], text: include_str!("../cu/quantize.cu") },
     Source { name: "rows", shared: &[COMMON], text: include_str!("../cu/rows.cu") },
     Source { name: "sample", shared: &[COMMON, BEST], text: include_str!("../cu/sample.cu") },

@@ -101,6 +101,7 @@ sources! {
     moe_compiles: "moe";
     norm_compiles: "norm";
     panels_compile: "panels";
+    probe_compiles: "probe";
     quantize_compiles: "quantize";
     rows_compile: "rows";
     sample_compiles: "sample";

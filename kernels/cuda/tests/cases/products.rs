@@ -251,32 +251,6 @@ fn trellises(n: usize, k: usize, count: usize, split: bool) -> Held {
     parts.held(n, k, count)
 }
 
-/// What a large weight is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sized {
-    /// Panels of bf16.
-    Panels,
-    /// EXL3 at 4 bits.
-    Trellis,
-}
-
-/// A large weight with quickly made numbers, for timing.
-pub fn sized(kind: Sized, n: usize, k: usize, count: usize) -> Held {
-    if kind == Sized::Trellis {
-        return trellises(n, k, count, false);
-    }
-    // Finite numbers of several sizes and both signs.
-    let mut state = 1u32;
-    let words: Vec<u16> = (0..n.div_ceil(16) * 16 * k * count)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            0x3b00 | ((state >> 16) as u16 & 0x80ff)
-        })
-        .collect();
-    let plane = Plane::new(bytemuck::cast_slice(&words), count, DType::Bf16);
-    Held { format: formats::PANEL16_BF16, n, k, count, planes: vec![plane] }
-}
-
 fn rates() -> Vec<Setup> {
     let mut all = Vec::new();
     for halves in [2usize, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16] {
