@@ -20,4 +20,10 @@ cp tests/gpu/run.sh tests/gpu/peers.py "$folder/"
 cp -r tests/fixtures/tiny host/assets/demo-model "$folder/models/"
 rm -f "$folder/models/tiny/goldens.safetensors"
 cp core/engine/src/config/testdata/published.json "$folder/models/"
+# flash-linear-attention's operations, for tests/gpu/peers.py: the core package alone, whose import asks for torch, triton and einops.
+# The outer package adds layers and models, which import transformers: they are not needed.
+if python3 -m pip download --quiet --no-deps --dest "$folder/wheels" fla-core==0.6.0; then
+  python3 -m zipfile -e "$folder"/wheels/fla_core-*.whl "$folder/peers"
+fi
+rm -rf "$folder/wheels"
 "$folder/gpu" compile "${2:-sm_90a}" "$folder/cubins"
