@@ -39,20 +39,34 @@ pub fn bytes(text: &[u8]) -> Script {
     text.iter().map(|byte| Step::Tokens(vec![u32::from(*byte)])).collect()
 }
 
+/// What is said to a prompt.
+type Answer = Arc<dyn Fn(&str) -> Script + Send + Sync>;
+
 /// Scripts by a mark in the prompt.
 #[derive(Clone, Default)]
-pub struct Scripts(Arc<Mutex<HashMap<String, Script>>>);
+pub struct Scripts {
+    marked: Arc<Mutex<HashMap<String, Script>>>,
+    otherwise: Arc<Mutex<Option<Answer>>>,
+}
 
 impl Scripts {
     /// Prompts that contain `mark` get this script.
     pub fn set(&self, mark: &str, script: Script) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark.to_owned(), script);
+        self.marked.lock().unwrap_or_else(PoisonError::into_inner).insert(mark.to_owned(), script);
+    }
+
+    /// Prompts without a mark get what this says to them.
+    pub fn otherwise(&self, answer: impl Fn(&str) -> Script + Send + Sync + 'static) {
+        *self.otherwise.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(answer));
     }
 
     fn get(&self, prompt: &str) -> Script {
-        let scripts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = scripts.iter().find(|(mark, _)| prompt.contains(mark.as_str()));
-        found.map_or_else(|| say("fine</think>Hello, world!<|endoftext|>"), |(_, script)| script.clone())
+        let scripts = self.marked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, script)) = scripts.iter().find(|(mark, _)| prompt.contains(mark.as_str())) {
+            return script.clone();
+        }
+        let otherwise = self.otherwise.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        otherwise.map_or_else(|| say("fine</think>Hello, world!<|endoftext|>"), |answer| answer(prompt))
     }
 }
 

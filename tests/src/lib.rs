@@ -1,5 +1,6 @@
 //! Shared helpers of the whole-system tests.
 
+pub mod agents;
 pub mod catalogue;
 pub mod drafting;
 pub mod drafts;
@@ -10,6 +11,7 @@ pub mod hooks;
 pub mod host;
 pub mod http;
 pub mod integer;
+pub mod isolated;
 pub mod keeper;
 pub mod model;
 pub mod node;

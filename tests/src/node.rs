@@ -10,15 +10,16 @@ use crate::python::succeeded;
 /// The folder of the scripts, their list of packages and, once installed, the packages.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/node");
 
-/// Installs exactly the packages of `node/package-lock.json` beside the scripts, unless they are there.
+/// Installs exactly the packages of a folder's `package-lock.json` beside it, unless they are there. No script of a package runs.
 ///
 /// # Panics
-/// When npm cannot.
+/// When npm cannot; it says what it lacks.
 #[allow(clippy::expect_used)]
-fn installed() {
-    let folder = Path::new(SCRIPTS);
+pub fn install(folder: &Path) {
+    let name = folder.file_name().expect("a folder with a name").to_string_lossy();
     // Tests are processes of their own: one installs, the others wait.
-    let lock = File::create(std::env::temp_dir().join("plugfold-tests-node.lock")).expect("the lock file");
+    let lock = File::create(std::env::temp_dir().join(format!("plugfold-tests-{name}.lock")));
+    let lock = lock.expect("the lock file");
     lock.lock().expect("the lock");
     let written = |name: &str| -> Option<SystemTime> { folder.join(name).metadata().ok()?.modified().ok() };
     // npm writes the second when it is done.
@@ -28,7 +29,7 @@ fn installed() {
     let mut npm = Command::new("npm");
     npm.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
     let output = npm.current_dir(folder).output().expect("npm runs; node and npm must be installed");
-    succeeded("npm ci", &output);
+    succeeded(&format!("npm ci in {}", folder.display()), &output);
 }
 
 /// Runs a script with an argument.
@@ -36,7 +37,7 @@ fn installed() {
 /// # Panics
 /// When its packages cannot be installed, or there is no node to run it.
 pub fn output(script: &str, argument: &str) -> Output {
-    installed();
+    install(Path::new(SCRIPTS));
     let output = Command::new("node").arg(Path::new(SCRIPTS).join(script)).arg(argument).output();
     output.unwrap_or_else(|e| panic!("{script}: {e}"))
 }

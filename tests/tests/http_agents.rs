@@ -1,4 +1,4 @@
-//! What real agents send, replayed: the forms of their requests, recorded by `tests/agents/run.sh`, with the words cut down.
+//! What real agents send, replayed: the forms of their requests, recorded by `agents_for_real.rs`, with the words cut down.
 //! Every one gets the reply that the agent needs: a call of a tool that it offers, streamed in its dialect to a proper end.
 #![allow(clippy::unwrap_used)]
 

@@ -10,39 +10,17 @@ use std::time::Duration;
 use plugfold::http::{App, HttpSettings, Server};
 use plugfold::scripted::{Script, ScriptedService, Step};
 use plugfold::text::testing::{text_model, tokenizer};
-use plugfold_tests::http::say;
+use plugfold_tests::agents;
 
-const EDIT: &str = "sed -i s/old/new/ note.txt";
-/// A tool's name in a prompt, and what is called when it is offered.
-const CALLS: [(&str, &str, &str); 5] = [
-    ("\"exec_command\"", "exec_command", "cmd"),
-    ("\"shell_command\"", "shell_command", "command"),
-    ("\"Bash\"", "Bash", "command"),
-    ("\"bash\"", "bash", "command"),
-    ("\"get_weather\"", "get_weather", "city"),
-];
+const WEATHER: &str = "A tool can do this.</think>Let me do that.<tool_call>get_weather<arg_key>city</arg_key>\
+                       <arg_value>Paris</arg_value></tool_call><|observation|>";
+const OTHER: &str = "The question is short, and so is the answer. I only have to say something that reads well and takes a \
+                     moment to arrive.</think>This is a scripted reply. It says the same to everybody, one token after the \
+                     other, so that you can watch it come in.<|endoftext|>";
 
 fn reply(prompt: &str) -> String {
-    let offered = CALLS.iter().find(|(mark, ..)| prompt.contains(mark));
-    match offered {
-        Some((_, name, key)) if !prompt.contains("<tool_response>") => {
-            let value = if *name == "get_weather" { "Paris" } else { EDIT };
-            let more = if *name == "bash" || *name == "Bash" {
-                "<arg_key>description</arg_key><arg_value>Change one word</arg_value>"
-            } else {
-                ""
-            };
-            format!(
-                "A tool can do this.</think>Let me do that.<tool_call>{name}<arg_key>{key}</arg_key>\
-                 <arg_value>{value}</arg_value>{more}</tool_call><|observation|>"
-            )
-        }
-        Some(_) => "That worked.</think>Done.<|endoftext|>".into(),
-        None => "The question is short, and so is the answer. I only have to say something that reads well and takes a \
-                 moment to arrive.</think>This is a scripted reply. It says the same to everybody, one token after the \
-                 other, so that you can watch it come in.<|endoftext|>"
-            .into(),
-    }
+    let weather = prompt.contains("\"get_weather\"") && !prompt.contains("<tool_response>");
+    agents::reply(prompt).unwrap_or_else(|| if weather { WEATHER } else { OTHER }.into())
 }
 
 fn slowly(script: Script, delay: Duration) -> Script {
@@ -64,10 +42,7 @@ fn main() -> io::Result<()> {
     let decoder = tokenizer();
     let engine = ScriptedService::new(ScriptedService::info_for_tests(1 << 20, 4), move |request| {
         let text = decoder.decode(&request.ids);
-        // A prompt without thinking gets the answer alone.
-        let said = reply(&text);
-        let answer = said.split_once("</think>").map_or(said.as_str(), |(_, answer)| answer);
-        slowly(say(if text.ends_with("</think>") { answer } else { &said }), delay)
+        slowly(agents::spoken(&text, &reply(&text)), delay)
     });
     engine.remember();
     let text =
