@@ -25,6 +25,8 @@ typedef long long i64;
 DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
+// As 1 / a.
+DEVICE float recip_rn(float a) { return __frcp_rn(a); }
 DEVICE u32 bits_of(float a) { return __float_as_uint(a); }
 DEVICE float float_of(u32 a) { return __uint_as_float(a); }
 
@@ -80,6 +82,8 @@ DEVICE u32 funnel(u32 high, u32 low, u32 shift) { return __funnelshift_l(low, hi
 DEVICE u32 bytes_of(u32 a, u32 b, u32 which) { return __byte_perm(a, b, which); }
 // Waits for all warps of the block, which may do so at different places.
 DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
+// Waits for `threads` threads, whole warps that all come here.
+template <int threads> DEVICE void part_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory"); }
 // Keeps the compiler from moving loads and stores past this place.
 DEVICE void keep_order() { asm volatile("" ::: "memory"); }
 // What other blocks of the launch wrote before this one was told so.
@@ -147,7 +151,7 @@ DEVICE float ln_of(float x) {
   return (x < 0.0f || x != x) ? float_of(0x7fc00000u) : y;
 }
 
-DEVICE float sigmoid_of(float x) { return div_rn(1.0f, 1.0f + exp_of(-x)); }
+DEVICE float sigmoid_of(float x) { return recip_rn(1.0f + exp_of(-x)); }
 DEVICE float silu_of(float x) { return x * sigmoid_of(x); }
 
 // ln(1 + e^x).
@@ -161,9 +165,8 @@ DEVICE float softplus_of(float x) {
 
 // A key that orders like the number; 0 and -0 are equal, NaN is below everything.
 DEVICE u32 ordered(float value) {
-  if (value != value) return 0;
-  u32 bits = bits_of(value + 0.0f);
-  return bits >> 31 ? ~bits : bits | 0x80000000u;
+  u32 bits = bits_of(value + 0.0f), key = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return value == value ? key : 0;
 }
 
 // ---- sums in the reference's order: element i goes to partial sum i % 32, these are added pairwise ----
@@ -175,6 +178,15 @@ DEVICE float tree(float v) {
   v = v + __shfl_xor_sync(ALL, v, 4);
   v = v + __shfl_xor_sync(ALL, v, 2);
   return v + __shfl_xor_sync(ALL, v, 1);
+}
+
+// As `tree` for several sums, side by side.
+template <int N> DEVICE void trees(float (&v)[N]) {
+#pragma unroll
+  for (u32 mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = v[i] + __shfl_xor_sync(ALL, v[i], mask);
+  }
 }
 
 // As `tree` for N sums at a time, N a power of two: lanes swap halves of what they hold, so that each of the five steps moves
@@ -258,7 +270,7 @@ template <class F> DEVICE float block_squares(u32 n, F value) {
 
 // The factor of an RMS norm: one over the root of the mean of squares.
 DEVICE float rms_factor(float squares, u32 n, float eps) {
-  return div_rn(1.0f, sqrt_rn(div_rn(squares, (float)n) + eps));
+  return recip_rn(sqrt_rn(div_rn(squares, (float)n) + eps));
 }
 
 // ---- the round table of a forward, in device memory at a fixed address ----

@@ -60,28 +60,30 @@ KERNEL THREADS(128) idx_pools(const Round* round, u32 first_row, const float* ap
 }
 
 #define POOLS 64
+// Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
+#define POOL_GAP 4
 
-// Scores of pools for each row: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp eight of them; a
-// lane has a head and takes the channels in order. Heads come in panels of 16, two side by side; a lane of the first adds
-// the panels in order, and the 16 lanes are added in halves. Bound: the bytes of the pool keys, or 2 * HI * dI operations
-// a pool.
-KERNEL THREADS(256) idx_scores(
+// Scores of pools for each row: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 16 of them. A lane takes
+// four heads, 8 apart, times four pools, 4 apart, so that eight fetches from shared memory serve 64 multiply-adds, and the channels in order. The sum over heads is that of 16 lanes which have
+// heads i, i + 16, ..: two of these sums are a lane's, and the 16 are added in halves. Bound: the bytes of the pool keys, or
+// HI * dI multiply-adds a pool.
+KERNEL THREADS(128) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, float* scores, u64 scores_stride) {
   SHARED_BYTES(shared);
   // [pool][channel], then [four channels][33 heads][4]; channels are filled up with zeros to a multiple of 4, which change
   // no sum.
-  const u32 padded = (d + 3) / 4 * 4;
-  float *s_pool = (float*)shared, *s_q = s_pool + POOLS * padded;
+  const u32 padded = (d + 3) / 4 * 4, apart = padded + POOL_GAP;
+  float *s_pool = (float*)shared, *s_q = s_pool + POOLS * apart;
   u32 row = first_row + blockIdx.x, seq = round->row_seq[row], full = (round->positions[row] + 1) / pool;
   u32 first = blockIdx.y * POOLS;
   if (full <= budget || first >= full) return;
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  for (u32 p = warp(); p < count; p += 8) {
+  for (u32 p = warp(); p < count; p += 4) {
     const float* key = pools.row(slot, parity, first + p);
-    float* to = s_pool + p * padded;
+    float* to = s_pool + p * apart;
     if (d % 4 == 0 && (u64)key % 16 == 0) {
       for (u32 c = 4 * lane(); c < d; c += 128) copy_async(to + c, key + c);
     } else {
@@ -90,64 +92,82 @@ KERNEL THREADS(256) idx_scores(
   }
   copy_commit();
   float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
-  float lanes[8];
+  const u32 mine = lane() % 8, other = lane() / 8;
+  float sums[2][4];
 #pragma unroll
-  for (u32 p = 0; p < 8; p++) lanes[p] = 0.0f;
+  for (u32 p = 0; p < 4; p++) sums[0][p] = sums[1][p] = 0.0f;
+#pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
     for (u32 from = lane(); from < padded; from += 128) {
-      // A warp's four heads and four stretches of channels: loads before stores.
-      float x[4][4];
+      // A warp's eight heads and four stretches of channels: loads before stores.
+      float x[8][4];
 #pragma unroll
-      for (u32 e = 0; e < 16; e++) {
-        u32 h = base + warp() + e / 4 * 8, c = from + e % 4 * 32;
+      for (u32 e = 0; e < 32; e++) {
+        u32 h = base + warp() + e / 4 * 4, c = from + e % 4 * 32;
         x[e / 4][e % 4] = h < heads && c < d ? q[(u64)h * d + c] : 0.0f;
       }
 #pragma unroll
-      for (u32 e = 0; e < 16; e++) {
-        u32 h = warp() + e / 4 * 8, c = from + e % 4 * 32;
+      for (u32 e = 0; e < 32; e++) {
+        u32 h = warp() + e / 4 * 4, c = from + e % 4 * 32;
         if (c < padded) s_q[(c / 4 * 33 + h) * 4 + c % 4] = x[e / 4][e % 4];
       }
     }
+    float weight[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) weight[j] = base + mine + 8 * j < heads ? w[base + mine + 8 * j] * root : 0.0f;
     copy_wait<0>();
     __syncthreads();
-    u32 h = base + lane();
-    float mine = h < heads ? w[h] * root : 0.0f, acc[8];
+    float acc[4][4];
 #pragma unroll
-    for (u32 p = 0; p < 8; p++) acc[p] = 0.0f;
-    const float* key = s_pool + warp() * 8 * padded;
+    for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+      for (u32 p = 0; p < 4; p++) acc[j][p] = 0.0f;
+    }
+    const float* key = s_pool + (warp() * 16 + other) * apart;
 #pragma unroll 2
     for (u32 c = 0; c < padded; c += 4) {
-      Float4 x = *(const Float4*)(s_q + (c / 4 * 33 + lane()) * 4);
+      Float4 x[4], k[4];
 #pragma unroll
-      for (u32 p = 0; p < 8; p++) {
-        Float4 k = *(const Float4*)(key + p * padded + c);
+      for (u32 j = 0; j < 4; j++) x[j] = *(const Float4*)(s_q + (c / 4 * 33 + mine + 8 * j) * 4);
 #pragma unroll
-        for (u32 j = 0; j < 4; j++) acc[p] = fma_rn(k.v[j], x.v[j], acc[p]);
+      for (u32 p = 0; p < 4; p++) k[p] = *(const Float4*)(key + 4 * p * apart + c);
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+          for (u32 p = 0; p < 4; p++) acc[j][p] = fma_rn(k[p].v[i], x[j].v[i], acc[j][p]);
+        }
       }
     }
-    float upper = __shfl_down_sync(ALL, mine, 16);
 #pragma unroll
-    for (u32 p = 0; p < 8; p++) {
-      float dot = acc[p] * scale;
-      dot = dot > 0.0f ? dot : 0.0f;
-      float next = __shfl_down_sync(ALL, dot, 16);
-      lanes[p] = fma_rn(mine, dot, lanes[p]);
-      if (base + 16 < heads) lanes[p] = fma_rn(upper, next, lanes[p]);
+    for (u32 p = 0; p < 4; p++) {
+      // Heads mine and mine + 16 belong to one sum, the other two to another.
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) {
+        float dot = acc[j][p] * scale;
+        dot = dot > 0.0f ? dot : 0.0f;
+        if (j < 2 || base + 16 < heads) sums[j % 2][p] = fma_rn(weight[j], dot, sums[j % 2][p]);
+      }
     }
   }
 #pragma unroll
-  for (u32 p = 0; p < 8; p++) {
-    float v = lanes[p];
+  for (u32 p = 0; p < 4; p++) {
+    float v = sums[0][p] + sums[1][p];
 #pragma unroll
-    for (u32 half = 8; half > 0; half /= 2) v = v + __shfl_down_sync(ALL, v, half);
-    u32 at = warp() * 8 + p;
-    if (lane() == 0 && at < count) scores[blockIdx.x * scores_stride + first + at] = v;
+    for (u32 half = 4; half > 0; half /= 2) v = v + __shfl_down_sync(ALL, v, half);
+    u32 at = warp() * 16 + 4 * p + other;
+    if (mine == 0 && at < count) scores[blockIdx.x * scores_stride + first + at] = v;
   }
 }
 
+// Pools whose scores a thread of `idx_select` can hold.
+#define HELD 16
+
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
-// positions where there are few enough. A block a row. Bound: the bytes of the scores, read five times.
+// positions where there are few enough. A block a row. Bound: latency, of a fetch of the scores and three histograms; of more
+// scores than the block can hold, their bytes, five times.
 KERNEL THREADS(1024) idx_select(
     const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const float* scores, u64 scores_stride, i32* lists,
     u32 lists_stride, i32* counts, u32 counts_stride) {
@@ -159,10 +179,17 @@ KERNEL THREADS(1024) idx_select(
     for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
   } else {
     count = budget * pool + visible - full * pool;
-    Threshold t = threshold_of(full, budget, [=](u32 i) { return ordered(values[i]); });
-    place_best(full, t, [=](u32 i) { return ordered(values[i]); }, [=](u32 place, u32 i) {
+    auto value = [=](u32 i) { return values[i]; };
+    auto put = [=](u32 place, u32 i) {
       for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
-    });
+    };
+    if (full <= HELD * blockDim.x) {
+      const Kept<HELD> set(full, value);
+      place_best(set, threshold_of(set, budget), put);
+    } else {
+      const auto set = fetched(full, value);
+      place_best(set, threshold_of(set, budget), put);
+    }
     for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
   }
   for (u32 i = count + threadIdx.x; i < longest; i += blockDim.x) list[i] = -1;

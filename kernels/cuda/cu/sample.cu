@@ -1,12 +1,14 @@
 // `sample.candidates`: the C largest logits of a row, falling, ties to the lower id; -inf and -1 where there are fewer.
 //
-// - `sample_slices`: a block takes 8192 logits and keeps the best C of them. Bound: the bytes of the logits.
+// - `sample_slices`: a block takes 4096 logits and keeps the best C of them. Bound: the bytes of the logits.
 // - `sample_merge`: a block a row chooses among what the slices kept, and sorts it.
 
-#define SLICE 8192
+#define SLICE 4096
+#define SLICE_THREADS 512
 
-// Kept values, `[row][slice][keep]`, and their places in the row; a slice that has fewer fills up with none (place ~0).
-KERNEL THREADS(1024) sample_slices(
+// Kept values, `[row][slice][keep]`, and their places in the row; a slice that has fewer fills up with what is no number, which
+// comes after every number (place ~0).
+KERNEL THREADS(512) sample_slices(
     const float* logits, u32 logits_stride, u32 n, u32 keep, float* values, u32* places) {
   u32 first = blockIdx.y * SLICE, count = low(SLICE, n - first);
   const float* x = logits + (u64)blockIdx.x * logits_stride + first;
@@ -15,24 +17,21 @@ KERNEL THREADS(1024) sample_slices(
   places += at;
   if (count <= keep) {
     for (u32 i = threadIdx.x; i < keep; i += blockDim.x) {
-      values[i] = i < count ? x[i] : -infinity();
+      values[i] = i < count ? x[i] : float_of(0x7fc00000u);
       places[i] = i < count ? first + i : ~0u;
     }
     return;
   }
-  SHARED u32 s_keys[SLICE];
-#pragma unroll
-  for (u32 j = 0; j < SLICE / 1024; j++) {
-    u32 i = j * 1024 + threadIdx.x;
-    s_keys[i] = i < count ? ordered(x[i]) : 0;
-  }
-  __syncthreads();
-  Threshold t = threshold_of(count, keep, [=](u32 i) { return s_keys[i]; });
-  place_best(count, t, [=](u32 i) { return s_keys[i]; }, [=](u32 place, u32 i) {
+  const Kept<SLICE / SLICE_THREADS> set(count, [=](u32 i) { return x[i]; });
+  Threshold t = threshold_of(set, keep);
+  place_best(set, t, [=](u32 place, u32 i) {
     values[place] = x[i];
     places[place] = first + i;
   });
 }
+
+// Values that a thread of `sample_merge` can hold.
+#define MERGED 8
 
 // `held` kept values a row. The best c of them (as many as there are, up to the `wanted`), sorted in shared memory by (falling key, rising place): `room` is c rounded
 // up to a power of two.
@@ -44,16 +43,18 @@ KERNEL THREADS(1024) sample_merge(
   logits += (u64)blockIdx.x * logits_stride;
   values += (u64)blockIdx.x * held;
   places += (u64)blockIdx.x * held;
-  // Places that hold nothing come after a NaN: key 0 with the largest place.
-  auto key = [=](u32 i) { return places[i] == ~0u ? 0u : ordered(values[i]); };
   for (u32 i = threadIdx.x; i < room; i += blockDim.x) keys[i] = ~0ull;
   __syncthreads();
-  auto put = [=](u32 place, u32 i) { keys[place] = (u64)~key(i) << 32 | places[i]; };
-  if (held > c) {
-    Threshold t = threshold_of(held, c, key);
-    place_best(held, t, key, put);
-  } else {
+  auto value = [=](u32 i) { return values[i]; };
+  auto put = [=](u32 place, u32 i) { keys[place] = (u64)~ordered(values[i]) << 32 | places[i]; };
+  if (held <= c) {
     for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i);
+  } else if (held <= MERGED * blockDim.x) {
+    const Kept<MERGED> set(held, value);
+    place_best(set, threshold_of(set, c), put);
+  } else {
+    const auto set = fetched(held, value);
+    place_best(set, threshold_of(set, c), put);
   }
   __syncthreads();
   for (u32 size = 2; size <= room; size *= 2) {

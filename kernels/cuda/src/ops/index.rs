@@ -12,6 +12,8 @@ use crate::segments::Tables;
 const MAX_POOL: usize = 16;
 /// Pools whose scores a block makes: `POOLS` of the source.
 const POOLS: usize = 64;
+/// Numbers between pools in its shared memory: `POOL_GAP` of the source.
+const POOL_GAP: usize = 4;
 /// Widest head of the indexer that fits the shared memory of a block of `idx_scores`.
 const MAX_WIDTH: usize = 240;
 
@@ -98,8 +100,8 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Long(stride as u64),
     ];
     let padded = width.next_multiple_of(4);
-    let shared = (POOLS + 33) * padded * 4;
-    o.launch("idx_scores", [rows, stride / POOLS, 1], 256, shared as u32, &args)?;
+    let shared = (POOLS * (padded + POOL_GAP) + 33 * padded) * 4;
+    o.launch("idx_scores", [rows, stride / POOLS, 1], 128, shared as u32, &args)?;
     let args = [
         round,
         first_row,

@@ -248,7 +248,9 @@ pub(super) fn sum(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
 }
 
 /// Logits of a slice of a row: `SLICE` of the source.
-const SLICE: usize = 8192;
+const SLICE: usize = 4096;
+/// Threads of a slice: `SLICE_THREADS` of the source.
+const SLICE_THREADS: u32 = 512;
 /// Most candidates that are sorted in shared memory.
 const MOST_CANDIDATES: usize = 8192;
 
@@ -266,17 +268,19 @@ pub(super) fn candidates(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         return Ok(());
     }
     let (slices, keep) = (n.div_ceil(SLICE), count.min(n));
-    let held = slices * keep;
+    // Only the last slice may have fewer than that.
+    let each = keep.min(SLICE);
+    let held = slices * each;
     let pieces = Scratch::pieces(&[rows * held * 4; 2]).take(o.machine)?;
     let args = [
         Arg::Pointer(logits.at),
         Arg::Word(logits.stride),
         Arg::Word(n as u32),
-        Arg::Word(keep as u32),
+        Arg::Word(each as u32),
         Arg::Pointer(pieces[0]),
         Arg::Pointer(pieces[1]),
     ];
-    o.launch("sample_slices", [rows, slices, 1], 1024, 0, &args)?;
+    o.launch("sample_slices", [rows, slices, 1], SLICE_THREADS, 0, &args)?;
     let room = keep.next_power_of_two();
     let args = [
         Arg::Pointer(logits.at),

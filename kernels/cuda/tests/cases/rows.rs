@@ -292,6 +292,8 @@ fn candidates() -> Vec<Setup> {
         (1, 10, 16),
         (1, 8192, 8192),
         (1, 8200, 40),
+        // More kept values than the merging block holds.
+        (1, 20_000, 2000),
     ]
     .into_iter()
     .map(|(rows, n, c)| {

@@ -196,20 +196,26 @@ fn idx_write() -> Vec<Setup> {
 
 fn idx_select() -> Vec<Setup> {
     let mut all = idx_short();
-    // More pools than a block places in one go, and few different scores.
-    let (d, top, start) = (4, 48, 33_000);
+    // Few different scores: more pools than a block holds or places in one go, and several that each thread holds.
+    for start in [33_000, 5000] {
+        all.push(idx_long(start));
+    }
+    all
+}
+
+fn idx_long(start: usize) -> Setup {
+    let (d, top) = (4, 48);
     let mut pools = Family::new(7, 1, 1, start + 1, d, Addressing::Linear);
     let keys: Vec<f32> = pools.data[..40 * d].to_vec();
     pools.data.chunks_mut(40 * d).for_each(|r| r.copy_from_slice(&keys[..r.len()]));
-    all.push(Setup {
+    Setup {
         inputs: vec![Matrix::f32(&random(1, d, 1.0), d), Matrix::f32(&[0.7], 1)],
         outputs: vec![Matrix::out_i32(1, top), Matrix::out_i32(1, 1)],
         caches: vec![pools],
         dims: vec![1, d, 1, top, top],
         seqs: vec![seq(0, 0, start as u32, 1, 1)],
         ..Setup::new("idx.select")
-    });
-    all
+    }
 }
 
 fn idx_short() -> Vec<Setup> {
