@@ -10,6 +10,11 @@ use crate::segments::Tables;
 /// Most channels of a value: two a thread.
 const MAX_VALUE: usize = 512;
 
+/// Most channels of a key, so that those of a stretch fit into shared memory.
+const MAX_KEY: usize = 352;
+/// Keys of a stretch: `STRETCH` of the source.
+const STRETCH: usize = 64;
+
 /// Rows of a sequence up to which four share a block.
 const FEW: usize = 16;
 
@@ -31,6 +36,8 @@ struct AttendArg {
     v: u32,
     scale: f32,
     longest: u32,
+    whole: u32,
+    unused: u32,
 }
 
 struct Layer {
@@ -46,6 +53,9 @@ fn layer(o: &Operands<'_>) -> Result<Layer, OpError> {
     let (heads, key, value) = (o.size(0, "H")?, o.size(1, "d")?, o.size(2, "v")?);
     if value > MAX_VALUE {
         return Err(o.error(&format!("values of {value} channels, at most {MAX_VALUE} are supported")));
+    }
+    if key > MAX_KEY {
+        return Err(o.error(&format!("keys of {key} channels, at most {MAX_KEY} are supported")));
     }
     let sequences = o.sequences()?;
     let end = |s: &Sequence| s.start + s.rows.len();
@@ -101,6 +111,8 @@ fn attend(o: &Operands<'_>, l: &Layer, lists: Option<(Mat, Mat)>, longest: usize
         v: l.value as u32,
         scale: o.param(0),
         longest: longest as u32,
+        whole: 0,
+        unused: 0,
     };
     let args = [
         Arg::Pointer(o.round()?),
@@ -116,7 +128,7 @@ fn attend(o: &Operands<'_>, l: &Layer, lists: Option<(Mat, Mat)>, longest: usize
         2..=FEW => "mla_attend_4",
         _ => "mla_attend_8",
     };
-    o.launch(kernel, [rows, l.heads, 1], 256, 0, &args)
+    o.launch(kernel, [rows, l.heads, 1], 256, (STRETCH * l.key * 4) as u32, &args)
 }
 
 pub(super) fn dense(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
