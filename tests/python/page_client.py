@@ -101,8 +101,11 @@ def visit(browser, base_url: str, folder: Path) -> None:
 
     # A narrow screen: nothing is wider than it, and everything can be reached.
     one("#tab-chat").click()
-    browser.set_window_size(390, 780)
+    # Windows have a least width, screens do not.
+    screen = {"width": 320, "height": 640, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     browser.get(base_url)
+    assert browser.execute_script("return innerWidth") == 320
     wait.until(lambda _: "context" in one("#model").text)
     focused().send_keys("Tell me something", Keys.ENTER)
     wait.until(lambda _: all_of(".reply .facts") and "out" in all_of(".reply .facts")[0].text)

@@ -139,6 +139,39 @@ fn case_22_bad_images_are_refused_before_a_stream() {
     after.finish();
 }
 
+/// Bytes of a photo of cases like these.
+const PHOTO: usize = 6_000_000;
+
+#[test]
+fn case_23_a_large_photo_and_a_long_conversation_pass_the_default_limits() {
+    let server = server(Limits::default());
+    let after = Aftercheck::begin(&server);
+    // Noise: nothing of it can be left out.
+    let mut state = 1u32;
+    let photo = RgbImage::from_fn(1600, 1400, |_, _| {
+        Rgb([0; 3].map(|_: u8| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        }))
+    });
+    let mut jpeg = Vec::new();
+    let encoder = image::codecs::jpeg::JpegEncoder::new_with_quality(&mut jpeg, 100);
+    photo.write_with_encoder(encoder).unwrap();
+    assert!(jpeg.len() > PHOTO, "{}", jpeg.len());
+    let body = parts(&[picture(&format!("data:image/jpeg;base64,{}", BASE64_STANDARD.encode(jpeg)))]);
+    let reply = server.post("/v1/chat/completions", &body);
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    after.finish();
+
+    // A token a byte here; only the context has to be large.
+    let server = TestServer::with(settings(), 1 << 22, 2);
+    let turns: Vec<Value> =
+        (0..300).map(|_| json!({"role": "user", "content": "word ".repeat(2000)})).collect();
+    let reply = server.post("/v1/chat/completions", &json!({"messages": turns}));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert!(reply.json()["usage"]["prompt_tokens"].as_u64().unwrap() > 3_000_000);
+}
+
 #[test]
 fn an_image_elsewhere_is_refused_without_a_connection() {
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
