@@ -7,11 +7,15 @@ use std::sync::Arc;
 
 use plugfold::exact::{GATES, Setup, Verdict, run};
 use plugfold_abi::Phase;
+use plugfold_engine::checkpoint::Checkpoint;
+use plugfold_engine::config::ModelConfig;
 use plugfold_engine::core::{Core, CoreOptions, MtpRows, SeqRows, Want};
 use plugfold_engine::rank::Options;
 use plugfold_engine::split::Split;
+use plugfold_engine::vision::VisionTower;
+use plugfold_kernels::cpu::math::vision::Grid;
 use plugfold_kernels::device::Device;
-use plugfold_tests::goldens::tiny_dir;
+use plugfold_tests::goldens::{Goldens, tiny_dir};
 use plugfold_tests::model::{emulated, forward, ids, prefill};
 
 const VOCAB: u32 = 480;
@@ -122,4 +126,47 @@ fn a_forward_commits_nothing_on_a_device() {
 #[test]
 fn ranks_on_devices_agree() {
     holds("ranks", 2);
+}
+
+fn tower(device: Option<&Arc<dyn Device>>) -> VisionTower {
+    let config = ModelConfig::from_dir(&tiny_dir()).unwrap();
+    let tensors = Checkpoint::open(&tiny_dir()).unwrap().check(&config).unwrap();
+    VisionTower::load(&tensors, &config.vision.unwrap(), device).unwrap()
+}
+
+/// Images of several sizes and a video of two frames: what the host makes of them, the device makes of them.
+#[test]
+fn images_and_videos_on_a_device() {
+    let goldens = Goldens::tiny();
+    let (host, device) = (tower(None), tower(Some(&emulated(true))));
+    let grid = |name: &str| {
+        let g = goldens.ids(name);
+        Grid { frames: g[0] as usize, height: g[1] as usize, width: g[2] as usize }
+    };
+    let mut all = vec![("video".to_owned(), goldens.f32("video.pixel_values"), vec![grid("video.grid_thw")])];
+    for i in 0..2 {
+        let pixels = goldens.f32(&format!("image.{i}.pixel_values"));
+        all.push((format!("image {i}"), pixels, vec![grid(&format!("image.{i}.grid_thw"))]));
+    }
+    // Two images in one call.
+    let both = all[1..].iter().fold((Vec::new(), Vec::new()), |(mut pixels, mut grids), (_, p, g)| {
+        pixels.extend_from_slice(p);
+        grids.extend_from_slice(g);
+        (pixels, grids)
+    });
+    all.push(("both images".into(), both.0, both.1));
+    for (name, pixels, grids) in &all {
+        let want = host.downsampled(pixels, grids).unwrap();
+        assert_eq!(
+            bits(&device.downsampled(pixels, grids).unwrap()),
+            bits(&want),
+            "{name}: before the merger"
+        );
+        let want = host.rows(pixels, grids).unwrap();
+        assert!(!want.is_empty());
+        assert_eq!(bits(&device.rows(pixels, grids).unwrap()), bits(&want), "{name}: rows");
+    }
+    let wrong = [Grid { frames: 1, height: 3, width: 4 }];
+    let refused = device.rows(&vec![0.0; 12 * 1176], &wrong).unwrap_err().to_string();
+    assert!(refused.contains("multiples of 2"), "{refused}");
 }

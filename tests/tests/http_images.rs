@@ -15,7 +15,10 @@ use plugfold::http::{HttpSettings, Limits};
 use plugfold::vision::fetch::Rules;
 use plugfold::vision::{Tower, Vision};
 use plugfold_engine::image::{ImageConfig, Patches, Resampler};
+use plugfold_kernels::device::Device;
+use plugfold_tests::goldens::tiny_dir;
 use plugfold_tests::http::{Aftercheck, TestServer, chat, settings};
+use plugfold_tests::model::emulated;
 use serde_json::{Value, json};
 
 const IDS: [u32; 3] = [267, 268, 269];
@@ -283,4 +286,22 @@ fn images_elsewhere_are_fetched_once_a_request_and_are_those_that_were_sent() {
     assert!(error["message"].as_str().unwrap().contains("fetches no images"), "{error}");
     assert_eq!(asked.load(Ordering::Relaxed), 6);
     after.finish();
+}
+
+/// What a client sends, seen by a checkpoint's own tower: on a device the bits of the host.
+#[test]
+fn a_device_sees_what_the_host_sees() {
+    let see = |device: Option<Arc<dyn Device>>| -> Vec<Vec<u32>> {
+        let vision = Vision::load(&tiny_dir(), || Ok(device)).unwrap().unwrap();
+        let limit = Limits::default().image();
+        let mut messages = vec![json!({"role": "user", "content": [
+            picture(&address(112, 112, 200)), {"type": "text", "text": "and"}, picture(&address(150, 90, 30))
+        ]})];
+        let images = vision.take(&mut messages, &limit, |n| format!("<{n}>")).unwrap();
+        let rows = vision.rows(images, &limit).unwrap().rows;
+        rows.iter().map(|image| image.iter().map(|v| v.to_bits()).collect()).collect()
+    };
+    let host = see(None);
+    assert_eq!((host.len(), host[0].len() % 16), (2, 0));
+    assert_eq!(see(Some(emulated(true))), host);
 }

@@ -184,7 +184,7 @@ fn logits_of_models_of_other_shapes() {
 fn tower() -> VisionTower {
     let config = ModelConfig::from_dir(&tiny_dir()).unwrap();
     let tensors = Checkpoint::open(&tiny_dir()).unwrap().check(&config).unwrap();
-    VisionTower::load(&tensors, &config.vision.unwrap()).unwrap()
+    VisionTower::load(&tensors, &config.vision.unwrap(), None).unwrap()
 }
 
 fn grid(goldens: &Goldens, name: &str) -> Grid {

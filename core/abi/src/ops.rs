@@ -36,6 +36,13 @@
 //! | `mtp.in` | hidden rows `[R, D]` -> `[R, 2*D]` (normed embedding of the row's token, zero at position 0 if asked; then the normed hidden row) | embed, mtp.enorm, mtp.hnorm | | D, V, 1 if position 0 is zeroed | eps |
 //! | `head` | rows `[O, D]` -> logits `[O, n]` | head (dense) | | n, D | |
 //! | `sample.candidates` | logits `[O, n]` -> values `[O, C]` falling, ids `[O, C]` i32 (ties to the lower id; -inf and -1 where n < C) | | | n, C, first id of this rank | |
+//! | `vision.rotate` | qkv `[R, 3*H*d]`, angles `[R, d]` (cosines, then sines) -> q `[R, H*d]` and kv `[R, 2*H*d]` (per head the key, then the value), q and k normed and turned | q_norm `[d]`, k_norm `[d]` | | H, d | eps |
+//! | `vision.attend` | q, kv -> rows `[R, H*d]`, each over all rows of its sequence (a frame) in the call | | | H, d | scale |
+//! | `vision.gather` | rows `[R*P, W]` -> rows `[R, W*P]` (P rows become one, channel by channel) | | | W, P | |
+//! | `vision.gelu` | rows `[R, n]` -> gelu of their layer norm | norm `[n]`, norm bias `[n]` | | n | eps |
+//!
+//! The last four are the vision tower's, beside `dense`, `norm`, `mlp.act` and `residual`: the engine runs them apart from programs,
+//! so no pass, fusion or provider of a plugin meets them.
 //!
 //! KDA families, all `State` addressed, one record a slot (and parity where two): `kda.state` two buffers `[H, K, K]`
 //! (element order is the provider's, the same in mix and commit); `kda.conv` two buffers `[T-1, 3*H*K]`, oldest row first;

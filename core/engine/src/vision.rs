@@ -1,12 +1,19 @@
-//! The vision tower: patches of images to rows that stand in for embeddings. Rank 0 alone has it.
+//! The vision tower: patches of images to rows that stand in for embeddings. Rank 0 alone has it, on its host or its device.
+
+mod device;
+
+use std::sync::Arc;
 
 use half::bf16;
+use plugfold_abi::OpError;
 use plugfold_kernels::cpu::math::dense::{Elements, PackedMatrix, ShapeError, pack_bf16, pack_f32};
-use plugfold_kernels::cpu::math::vision::{Block, Grid, Linear, Shape, Tower, VisionError};
+use plugfold_kernels::cpu::math::vision::{Block, Grid, Linear, Shape, Tower, VisionError, check};
 use plugfold_kernels::cpu::rows::Rows;
+use plugfold_kernels::device::{Device, DeviceError};
 
 use crate::checkpoint::{CheckpointError, Dtype, Resolved};
 use crate::config::VisionConfig;
+use device::OnDevice;
 
 const PREFIX: &str = "model.visual.";
 
@@ -22,6 +29,12 @@ pub enum TowerError {
     /// Patches that do not fit.
     #[error(transparent)]
     Run(#[from] VisionError),
+    /// A device's memory.
+    #[error("vision tower: {0}")]
+    Memory(#[from] DeviceError),
+    /// An operation on a device.
+    #[error("vision tower: {0}")]
+    Operation(#[from] OpError),
 }
 
 enum Panels {
@@ -63,6 +76,21 @@ struct BlockWeights {
 
 /// The loaded tower of a checkpoint.
 pub struct VisionTower {
+    place: Place,
+    /// Values of a patch.
+    patch: usize,
+    /// Patches of a row, along one side.
+    merge: usize,
+}
+
+/// Where a tower's weights are.
+enum Place {
+    Host(Box<Weights>),
+    Device(Box<OnDevice>),
+}
+
+/// What a checkpoint has of a tower, in the host's memory.
+struct Weights {
     shape: Shape,
     patch: Matrix,
     blocks: Vec<BlockWeights>,
@@ -117,12 +145,8 @@ impl Reader<'_> {
     }
 }
 
-impl VisionTower {
-    /// Loads the tower of a checked checkpoint.
-    ///
-    /// # Errors
-    /// A tensor that cannot be read or has a value that is not a number.
-    pub fn load(tensors: &Resolved, config: &VisionConfig) -> Result<Self, TowerError> {
+impl Weights {
+    fn load(tensors: &Resolved, config: &VisionConfig) -> Result<Self, TowerError> {
         let read = Reader { tensors };
         let blocks = (0..config.depth)
             .map(|b| {
@@ -187,13 +211,40 @@ impl VisionTower {
             merger_down: self.merger_down.packed()?,
         })
     }
+}
+
+impl VisionTower {
+    /// Loads the tower of a checked checkpoint: to a device, or to the host's memory where there is none. The device must be
+    /// one that nobody else runs operations on at the same time.
+    ///
+    /// # Errors
+    /// A tensor that cannot be read or has a value that is not a number; a device's memory that is used up.
+    pub fn load(
+        tensors: &Resolved,
+        config: &VisionConfig,
+        device: Option<&Arc<dyn Device>>,
+    ) -> Result<Self, TowerError> {
+        let weights = Weights::load(tensors, config)?;
+        let (patch, merge) = (weights.patch.k, weights.shape.merge);
+        let place = match device {
+            Some(device) => Place::Device(Box::new(OnDevice::new(device, &weights)?)),
+            None => Place::Host(Box::new(weights)),
+        };
+        Ok(Self { place, patch, merge })
+    }
 
     /// Rows `[patches / merge², hidden]` for patches `[count, values]` in merge-block order, image after image.
     ///
     /// # Errors
-    /// Grids and patches that do not fit each other.
+    /// Grids and patches that do not fit each other, or what the device says.
     pub fn rows(&self, patches: &[f32], grids: &[Grid]) -> Result<Vec<f32>, TowerError> {
-        Ok(self.tower()?.run(Rows::new(patches, self.patch.k), grids)?)
+        let pixels = Rows::new(patches, self.patch);
+        check(grids, self.merge, self.patch, pixels)?;
+        match &self.place {
+            Place::Host(weights) => Ok(weights.tower()?.run(pixels, grids)?),
+            Place::Device(_) if patches.is_empty() => Ok(Vec::new()),
+            Place::Device(tower) => tower.rows(patches, grids),
+        }
     }
 
     /// Rows before the merger, for comparisons.
@@ -201,6 +252,12 @@ impl VisionTower {
     /// # Errors
     /// As [`VisionTower::rows`].
     pub fn downsampled(&self, patches: &[f32], grids: &[Grid]) -> Result<Vec<f32>, TowerError> {
-        Ok(self.tower()?.downsampled(Rows::new(patches, self.patch.k), grids)?)
+        let pixels = Rows::new(patches, self.patch);
+        check(grids, self.merge, self.patch, pixels)?;
+        match &self.place {
+            Place::Host(weights) => Ok(weights.tower()?.downsampled(pixels, grids)?),
+            Place::Device(_) if patches.is_empty() => Ok(Vec::new()),
+            Place::Device(tower) => tower.downsampled(patches, grids),
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use plugfold::device;
 use plugfold::http::app::{ClearThinking, DefaultEffort, HealthMode, ReasoningFields};
 use plugfold::http::loaded::describe;
 use plugfold::http::server::{ROLE, threads};
@@ -92,7 +93,9 @@ impl Serve {
         let folder = settings.model_dir()?;
         // The small files first: what is wrong with them is told before the weights are read.
         let mut text = model::text(&folder)?;
-        let vision = Vision::load(&folder).map_err(|e| anyhow::anyhow!("the vision tower: {e}"))?;
+        // The tower has a stream of its own beside the engine's.
+        let vision = Vision::load(&folder, || device::open(settings.device, 0))
+            .map_err(|e| anyhow::anyhow!("the vision tower: {e}"))?;
         let (engine, mut others) = model::engine(&setup)?;
         let info = engine.info().clone();
         text.add_stop_ids(&info.eos_ids);

@@ -16,6 +16,7 @@ use plugfold_engine::config::ModelConfig;
 use plugfold_engine::image::{ImageConfig, Patches};
 use plugfold_engine::vision::VisionTower;
 use plugfold_kernels::cpu::math::vision::Grid;
+use plugfold_kernels::device::Device;
 use serde_json::Value;
 
 pub use decode::Limit;
@@ -107,11 +108,15 @@ pub struct Rows {
 }
 
 impl Vision {
-    /// The eyes of a checkpoint, if it has any.
+    /// The eyes of a checkpoint, if it has any; their tower lies on the device that `open` gives, or on the host. It must be one
+    /// that no engine works on, since images are seen while forwards run.
     ///
     /// # Errors
-    /// Files that cannot be read or do not fit.
-    pub fn load(dir: &Path) -> Result<Option<Self>, Box<dyn std::error::Error + Send + Sync>> {
+    /// Files that cannot be read or do not fit, or a device that cannot be opened.
+    pub fn load(
+        dir: &Path,
+        open: impl FnOnce() -> anyhow::Result<Option<Arc<dyn Device>>>,
+    ) -> Result<Option<Self>, Box<dyn std::error::Error + Send + Sync>> {
         let config = ModelConfig::from_dir(dir)?;
         let Some(tower) = config.vision else { return Ok(None) };
         let tensors = Checkpoint::open(dir)?.check(&config)?;
@@ -120,7 +125,9 @@ impl Vision {
         }
         let settings = ImageConfig::from_dir(dir, &tower)?;
         let ids = [config.media.image_start, config.media.image, config.media.image_end];
-        Ok(Some(Self::new(settings, Box::new(VisionTower::load(&tensors, &tower)?), ids)))
+        let device = open()?;
+        let tower = VisionTower::load(&tensors, &tower, device.as_ref())?;
+        Ok(Some(Self::new(settings, Box::new(tower), ids)))
     }
 
     /// Puts the parts together.

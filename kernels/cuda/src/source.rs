@@ -32,6 +32,7 @@ pub const SOURCES: &[Source] = &[
     Source { name: "probe", shared: &[COMMON], text: include_str!("../cu/probe.cu") },
     Source { name: "quantize", shared: &[COMMON], text: include_str!("../cu/quantize.cu") },
     Source { name: "rows", shared: &[COMMON], text: include_str!("../cu/rows.cu") },
+    Source { name: "vision", shared: &[COMMON], text: include_str!("../cu/vision.cu") },
     Source { name: "sample", shared: &[COMMON, BEST], text: include_str!("../cu/sample.cu") },
 ];
 

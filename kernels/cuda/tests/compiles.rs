@@ -105,6 +105,7 @@ sources! {
     quantize_compiles: "quantize";
     rows_compile: "rows";
     sample_compiles: "sample";
+    vision_compiles: "vision";
 }
 
 #[test]

@@ -52,6 +52,7 @@ equal! {
     linear_attention_equals_the_reference: "kda.mix", "kda.commit";
     attention_equals_the_reference: "mla.write", "mla.dense", "mla.sparse";
     the_indexer_equals_the_reference: "idx.write", "idx.select";
+    the_vision_tower_equals_the_reference: "vision.rotate", "vision.attend", "vision.gather, vision.gelu";
 }
 
 /// What the comparison says of a case whose kernels have a fault.

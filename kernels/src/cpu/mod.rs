@@ -9,5 +9,5 @@ pub mod rows;
 mod scratch;
 mod simd;
 
-pub use ops::{Lists, VERSION, down_tiled, groups, operands, reference, up_tiled, write_latents};
+pub use ops::{Lists, VERSION, down_tiled, groups, operands, reference, tower, up_tiled, write_latents};
 pub use par::{size_pool, threads, threads_of};

@@ -114,21 +114,69 @@ fn attend(o: &Operands<'_>, l: &Layer, lists: Option<(Mat, Mat)>, longest: usize
         whole: 0,
         unused: 0,
     };
+    launch(o, &arg, &l.cache, l.heads, &l.sequences)
+}
+
+fn launch(
+    o: &Operands<'_>,
+    arg: &AttendArg,
+    cache: &CacheArg,
+    heads: usize,
+    sequences: &[Sequence],
+) -> Result<(), OpError> {
     let args = [
         Arg::Pointer(o.round()?),
-        Arg::Struct("Attend", bytemuck::bytes_of(&arg)),
-        Arg::Struct("Cache", bytemuck::bytes_of(&l.cache)),
+        Arg::Struct("Attend", bytemuck::bytes_of(arg)),
+        Arg::Struct("Cache", bytemuck::bytes_of(cache)),
     ];
     // Rows with lists of their own share no keys; nor do sequences of one row. A few rows go four at a time, so that there
     // are more blocks.
-    let most = l.sequences.iter().map(|s| s.rows.len()).max().unwrap_or(0);
+    let most = sequences.iter().map(|s| s.rows.len()).max().unwrap_or(0);
     let kernel = match most {
-        _ if lists.is_some() => "mla_attend_1",
+        _ if arg.lists != 0 => "mla_attend_1",
         ..=1 => "mla_attend_1",
         2..=FEW => "mla_attend_4",
         _ => "mla_attend_8",
     };
-    o.launch(kernel, [rows, l.heads, 1], 256, (STRETCH * l.key * 4) as u32, &args)
+    let keys = STRETCH * arg.d as usize * 4;
+    o.launch(kernel, [o.rows(), heads, 1], 256, keys as u32, &args)
+}
+
+/// `vision.attend`: rows see all rows of their sequence, which lie in the call.
+pub(super) fn frames(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
+    let (heads, d, rows) = (o.size(0, "H")?, o.size(1, "d")?, o.rows());
+    if !d.is_multiple_of(4) || d > MAX_KEY {
+        return Err(o.error(&format!("heads of {d} channels, must be a multiple of 4 up to {MAX_KEY}")));
+    }
+    let q = o.input(0, "q", rows, heads * d)?;
+    let kv = o.input(1, "kv", rows, 2 * heads * d)?;
+    let out = o.output(0, "rows", rows, heads * d)?;
+    let sequences = o.sequences()?;
+    if let Some(s) = sequences.iter().find(|s| !s.whole) {
+        return Err(o.error(&format!("the call has a part of frame {}, must have all of it", s.index)));
+    }
+    if rows == 0 {
+        return Ok(());
+    }
+    let arg = AttendArg {
+        q: q.at,
+        q_stride: u64::from(q.stride),
+        out: out.at,
+        out_stride: u64::from(out.stride),
+        lists: 0,
+        lists_stride: 0,
+        counts: 0,
+        counts_stride: 0,
+        first_row: o.first_row() as u32,
+        rows: rows as u32,
+        d: d as u32,
+        v: d as u32,
+        scale: o.param(0),
+        longest: 0,
+        whole: 1,
+        unused: 0,
+    };
+    launch(o, &arg, &CacheArg::rows(kv), heads, &sequences)
 }
 
 pub(super) fn dense(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

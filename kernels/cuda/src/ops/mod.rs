@@ -11,6 +11,7 @@ mod kda;
 mod operands;
 mod plain;
 mod products;
+mod vision;
 
 use std::sync::Arc;
 
@@ -156,6 +157,10 @@ const OPERATIONS: &[Operation] = {
         Operation { op: "mtp.in", weights: &[Rows, Plain, Plain], caches: None, run: plain::mtp_in },
         Operation { op: "head", weights: &[Matrix], caches: None, run: plain::head },
         Operation { op: "sample.candidates", weights: &[], caches: None, run: plain::candidates },
+        Operation { op: "vision.rotate", weights: &[Plain, Plain], caches: None, run: vision::rotate },
+        Operation { op: "vision.attend", weights: &[], caches: None, run: attention::frames },
+        Operation { op: "vision.gather", weights: &[], caches: None, run: vision::gather },
+        Operation { op: "vision.gelu", weights: &[Plain, Plain], caches: None, run: vision::gelu },
     ]
 };
 

@@ -40,6 +40,14 @@ pub struct CacheArg {
     row_bytes: u64,
 }
 
+impl CacheArg {
+    /// Rows of a call as if each were the first of a slot.
+    pub fn rows(rows: Mat) -> Self {
+        let row_bytes = u64::from(rows.stride) * 4;
+        Self { base: rows.at, slot_stride: row_bytes, parity_stride: 0, row_bytes }
+    }
+}
+
 /// A matrix or a stack of them.
 #[derive(Clone, Copy, Debug)]
 pub enum Matrix {

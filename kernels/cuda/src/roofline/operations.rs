@@ -38,6 +38,8 @@ pub struct Sizes {
     pub long: usize,
     /// Rows of a short window, of a longer one, and of a piece of a prompt.
     pub rows: [usize; 3],
+    /// Vision tower: patches of an image, heads and their width, patches of a row, and its width.
+    pub vision: (usize, usize, usize, usize, usize),
     /// Outputs and inputs of products.
     pub products: Vec<(usize, usize)>,
 }
@@ -61,6 +63,7 @@ impl Sizes {
             context: 2048,
             long: 65_536,
             rows: [4, 8, 512],
+            vision: (1024, 16, 64, 4, 4096),
             products: vec![(24_576, 4096), (12_288, 4096), (4096, 16_384), (4096, 4096)],
         }
     }
@@ -83,6 +86,7 @@ impl Sizes {
             context: 20,
             long: 120,
             rows: [2, 3, 17],
+            vision: (8, 2, 8, 4, 32),
             products: vec![(128, 128)],
         }
     }
@@ -571,6 +575,74 @@ fn rows(s: &Sizes) -> Vec<Task> {
     ]
 }
 
+/// What the tower has beside products, norms and activations, for all patches of an image.
+fn vision(s: &Sizes) -> [Task; 4] {
+    let (patches, heads, d, places, width) = s.vision;
+    let (w, merged) = (heads * d, patches / places);
+    let rotate = Cost {
+        bytes: f32s(patches * (6 * w + d)),
+        steps: squares(d) + FACTOR.0 + 3.0,
+        divisions: FACTOR.1,
+        ..ONE
+    };
+    let attend = Cost {
+        bytes: f32s(patches * 4 * w),
+        fmas: (patches * patches * 2 * w) as f64,
+        steps: squares(d) + 1.0 + EXP + (patches + patches.div_ceil(16)) as f64 + 1.0,
+        divisions: 1.0,
+        fetches: 2.0,
+        ..ONE
+    };
+    let of = |op: &str, rows: usize| format!("{op}, {rows} rows");
+    [
+        Task {
+            inputs: vec![Input::random(patches, 3 * w), Input::random(patches, d)],
+            outputs: vec![Output::floats(patches, w), Output::floats(patches, 2 * w)],
+            weights: vec![Stored::Vector(d), Stored::Vector(d)],
+            dims: vec![heads, d],
+            params: vec![1e-5],
+            ..task("vision.rotate", of("vision.rotate", patches), patches, rotate)
+        },
+        Task {
+            inputs: vec![Input::random(patches, w), Input::random(patches, 2 * w)],
+            outputs: vec![Output::floats(patches, w)],
+            dims: vec![heads, d],
+            params: vec![0.125],
+            ..task("vision.attend", of("vision.attend", patches), patches, attend)
+        },
+        Task {
+            inputs: vec![Input::random(patches, w)],
+            outputs: vec![Output::floats(merged, w * places)],
+            dims: vec![w, places],
+            ..task(
+                "vision.gather",
+                of("vision.gather", merged),
+                merged,
+                Cost { bytes: f32s(2 * patches * w), ..ONE },
+            )
+        },
+        Task {
+            inputs: vec![Input::random(merged, width)],
+            outputs: vec![Output::floats(merged, width)],
+            weights: vec![Stored::Vector(width), Stored::Vector(width)],
+            dims: vec![width],
+            params: vec![1e-5],
+            // A sum, squares, and 64 terms of a series, each a division and three steps in double precision.
+            ..task(
+                "vision.gelu",
+                of("vision.gelu", merged),
+                merged,
+                Cost {
+                    bytes: f32s(2 * merged * width),
+                    steps: 2.0 * squares(width) + 64.0 * 3.0,
+                    divisions: 2.0 + 64.0,
+                    ..ONE
+                },
+            )
+        },
+    ]
+}
+
 /// What each slice keeps is there before the best of all are found: two launches, each with a fetch.
 fn sampling(s: &Sizes) -> Task {
     let (n, c) = (s.vocab, s.candidates);
@@ -606,6 +678,7 @@ pub(super) fn all(s: &Sizes) -> Vec<Task> {
     all.extend([1, eight, many / 2].map(|r| mla_dense(r, s)));
     all.extend([mla_sparse(s), idx_write(s), idx_select(s)]);
     all.extend(routing(s));
+    all.extend(vision(s));
     for up in [true, false] {
         for rows in [1, eight, many / 2] {
             all.extend([experts(up, Bf16, rows, s), experts(up, Exl3, rows, s)]);

@@ -6,6 +6,7 @@
 pub mod products;
 pub mod rows;
 pub mod sequences;
+pub mod vision;
 
 use std::sync::Arc;
 
@@ -474,7 +475,9 @@ impl Kernels {
 pub fn reference(setup: &Setup) -> std::result::Result<Result, OpError> {
     let mut memory = Host::default();
     let placed = Placed::new(setup, &mut memory);
-    placed.run(find(&plugfold_kernels::cpu::reference(), setup.op))?;
+    let mut all = plugfold_kernels::cpu::reference();
+    all.extend(plugfold_kernels::cpu::tower());
+    placed.run(find(&all, setup.op))?;
     Ok(placed.result(&memory))
 }
 
@@ -573,7 +576,7 @@ pub struct Case {
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    let all = [rows::CASES, products::CASES, sequences::CASES].concat();
+    let all = [rows::CASES, products::CASES, sequences::CASES, vision::CASES].concat();
     all.into_iter().map(|(name, setups)| Case { name, setups }).collect()
 }
 

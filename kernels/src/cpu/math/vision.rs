@@ -12,7 +12,7 @@ use crate::cpu::rows::{Rows, RowsMut};
 use crate::cpu::simd::kernel;
 
 /// ε of the merger's layer norm; unlike that of the other norms it is not in the configuration.
-const MERGER_EPS: f32 = 1e-5;
+pub const MERGER_EPS: f32 = 1e-5;
 
 /// Sizes and constants of a tower.
 #[derive(Clone, Copy, Debug)]
@@ -144,36 +144,49 @@ pub enum VisionError {
     },
 }
 
-/// Cosines and sines of the rotary angles of every patch of a frame, `[patch][width / 2]` each.
-struct Angles {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
-}
-
-impl Angles {
-    /// Patches are ordered by merge blocks: block row, block column, then row and column inside the block.
-    ///
-    /// Double precision from the standard library, rounded once.
-    fn new(grid: Grid, merge: usize, width: usize, theta: f64) -> Self {
-        let quarter = width / 4;
-        let freq: Vec<f64> =
-            (0..quarter).map(|i| theta.powf(-(2.0 * i as f64) / (width / 2) as f64)).collect();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+/// Cosines and then sines of the rotary angles of every patch of every grid, a row of `width` numbers each, `width` being that of
+/// a head.
+///
+/// Patches are ordered by merge blocks: block row, block column, then row and column inside the block. Double precision from
+/// the standard library, rounded once.
+pub fn angles(grids: &[Grid], merge: usize, width: usize, theta: f64) -> Vec<f32> {
+    let quarter = width / 4;
+    let freq: Vec<f64> = (0..quarter).map(|i| theta.powf(-(2.0 * i as f64) / (width / 2) as f64)).collect();
+    let mut all = Vec::new();
+    for grid in grids {
+        let across = grid.width / merge;
+        let mut frame = Vec::with_capacity(grid.frame() * width);
         for patch in 0..grid.frame() {
             let (block, inner) = (patch / (merge * merge), patch % (merge * merge));
-            let across = grid.width / merge;
             let row = block / across * merge + inner / merge;
             let column = block % across * merge + inner % merge;
-            for at in [row, column] {
-                for f in &freq {
-                    let angle = at as f64 * f;
-                    cos.push(angle.cos() as f32);
-                    sin.push(angle.sin() as f32);
-                }
-            }
+            let turns = [row, column].map(|at| freq.iter().map(move |f| at as f64 * f));
+            let turns: Vec<f64> = turns.into_iter().flatten().collect();
+            frame.extend(turns.iter().map(|angle| angle.cos() as f32));
+            frame.extend(turns.iter().map(|angle| angle.sin() as f32));
         }
-        Self { cos, sin }
+        (0..grid.frames).for_each(|_| all.extend_from_slice(&frame));
     }
+    all
+}
+
+/// Refuses grids whose sides are not whole merge blocks, and patches that are not theirs.
+///
+/// # Errors
+/// The first grid at fault, or how many patches there are.
+pub fn check(grids: &[Grid], merge: usize, width: usize, pixels: Rows<'_>) -> Result<(), VisionError> {
+    for (index, grid) in grids.iter().enumerate() {
+        let whole = |side: usize| side > 0 && side.is_multiple_of(merge);
+        if !whole(grid.height) || !whole(grid.width) {
+            return Err(VisionError::Grid { index, height: grid.height, width: grid.width, merge });
+        }
+    }
+    let patches: usize = grids.iter().map(|g| g.frames * g.frame()).sum();
+    if patches != pixels.rows() || pixels.cols() != width {
+        let (pixels, got) = (pixels.rows(), pixels.cols());
+        return Err(VisionError::Patches { grids: patches, width, pixels, got });
+    }
+    Ok(())
 }
 
 kernel! {
@@ -198,6 +211,69 @@ kernel! {
             *v = gelu(*v);
         }
     }
+}
+
+/// `vision.rotate`: of every row of `qkv [R, 3*W]` each head of q and k normed and turned by the row's `angles [R, W / heads]`
+/// ([`angles`]), and v; to `q [R, W]` and `kv [R, 2*W]`, where keys and values of a head lie side by side, as the attention of
+/// the text model wants them.
+///
+/// # Panics
+/// When the shapes do not fit.
+pub fn rotated(
+    qkv: Rows<'_>,
+    angles: Rows<'_>,
+    norms: [&[f32]; 2],
+    eps: f32,
+    q: RowsMut<'_>,
+    kv: RowsMut<'_>,
+) {
+    let (width, dim) = (q.cols(), angles.cols());
+    let [q_norm, k_norm] = norms;
+    assert_eq!((qkv.cols(), kv.cols()), (3 * width, 2 * width), "rotation: widths");
+    assert_eq!((q_norm.len(), k_norm.len(), width % dim), (dim, dim, 0), "rotation: a head");
+    let rows = (qkv.rows(), qkv.rows(), qkv.rows());
+    assert_eq!((angles.rows(), q.rows(), kv.rows()), rows, "rotation: rows");
+    let items = q.row_pieces(1).zip(kv.row_pieces(1));
+    par::each(items, qkv.rows() * width * 24, |r, (mut q, mut kv): (RowsMut<'_>, RowsMut<'_>)| {
+        let (q, kv) = (q.row_mut(0), kv.row_mut(0));
+        let (cos, sin) = angles.row(r).split_at(dim / 2);
+        let row = qkv.row(r);
+        q.copy_from_slice(&row[..width]);
+        for (h, q) in q.chunks_exact_mut(dim).enumerate() {
+            rotate(q, q_norm, eps, cos, sin);
+            let kv = &mut kv[2 * h * dim..2 * (h + 1) * dim];
+            kv[..dim].copy_from_slice(&row[width + h * dim..][..dim]);
+            kv[dim..].copy_from_slice(&row[2 * width + h * dim..][..dim]);
+            rotate(&mut kv[..dim], k_norm, eps, cos, sin);
+        }
+    });
+}
+
+/// `vision.gather`: `[R * places, W]` to `[R, W * places]`, channel by channel the places of a merge block.
+///
+/// # Panics
+/// When the shapes do not fit.
+pub fn gathered(x: Rows<'_>, places: usize, out: RowsMut<'_>) {
+    let mut out = out;
+    assert_eq!((x.rows(), x.cols() * places), (out.rows() * places, out.cols()), "merge blocks");
+    for r in 0..out.rows() {
+        let group = out.row_mut(r);
+        for place in 0..places {
+            let row = x.row(r * places + place);
+            group[place..].iter_mut().step_by(places).zip(row).for_each(|(g, v)| *g = *v);
+        }
+    }
+}
+
+/// `vision.gelu`: the layer norm of every row, then its gelu.
+///
+/// # Panics
+/// When the shapes do not fit.
+pub fn activated_norm(x: Rows<'_>, weight: &[f32], bias: &[f32], eps: f32, out: RowsMut<'_>) {
+    let mut out = out;
+    layer(x, weight, bias, eps, out.reborrow());
+    let work = x.rows() * x.cols() * 64;
+    par::each(out.row_pieces(1), work, |_, mut row: RowsMut<'_>| gelu_in_place(row.row_mut(0)));
 }
 
 fn normed(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
@@ -227,12 +303,10 @@ impl Tower<'_> {
         let downsampled = self.downsampled(pixels, grids)?;
         let mut z = Linear { weight: self.merger, bias: None }.run(&downsampled);
         let width = self.merger.n();
-        let mut centered = vec![0.0; z.len()];
-        let view = RowsMut::new(&mut centered, width);
-        layer(Rows::new(&z, width), self.merger_norm, self.merger_norm_bias, MERGER_EPS, view);
-        z = centered;
-        let work = z.len() * 64;
-        par::each(z.chunks_mut(4096), work, |_, part: &mut [f32]| gelu_in_place(part));
+        let mut active = vec![0.0; z.len()];
+        let view = RowsMut::new(&mut active, width);
+        activated_norm(Rows::new(&z, width), self.merger_norm, self.merger_norm_bias, MERGER_EPS, view);
+        z = active;
         let hidden = Linear { weight: self.merger_gate_up, bias: None }.run(&z);
         let hidden = activated(&hidden, self.merger_down.k(), self.shape.clamp);
         Ok(Linear { weight: self.merger_down, bias: None }.run(&hidden))
@@ -244,23 +318,9 @@ impl Tower<'_> {
     /// When the grids and the pixels do not agree.
     pub fn downsampled(&self, pixels: Rows<'_>, grids: &[Grid]) -> Result<Vec<f32>, VisionError> {
         let Shape { width, heads, merge, eps, clamp, theta } = self.shape;
-        for (index, grid) in grids.iter().enumerate() {
-            let whole = |side: usize| side > 0 && side.is_multiple_of(merge);
-            if !whole(grid.height) || !whole(grid.width) {
-                return Err(VisionError::Grid { index, height: grid.height, width: grid.width, merge });
-            }
-        }
-        let patches: usize = grids.iter().map(|g| g.frames * g.frame()).sum();
-        if patches != pixels.rows() || pixels.cols() != self.patch.weight.k() {
-            return Err(VisionError::Patches {
-                grids: patches,
-                width: self.patch.weight.k(),
-                pixels: pixels.rows(),
-                got: pixels.cols(),
-            });
-        }
-        let angles: Vec<Angles> =
-            grids.iter().map(|g| Angles::new(*g, merge, width / heads, theta)).collect();
+        check(grids, merge, self.patch.weight.k(), pixels)?;
+        let patches = pixels.rows();
+        let angles = angles(grids, merge, width / heads, theta);
         let mut x = vec![0.0; patches * width];
         matmul(pixels, self.patch.weight, self.patch.bias, RowsMut::new(&mut x, width));
         for block in &self.blocks {
@@ -272,47 +332,21 @@ impl Tower<'_> {
             x = added(&x, &block.down.run(&hidden), width);
         }
         let x = normed(&x, self.post_norm, eps);
-        // [block][place in the block][channel] to [block][channel][place].
         let places = merge * merge;
         let mut groups = vec![0.0; x.len()];
-        for (group, x) in groups.chunks_exact_mut(places * width).zip(x.chunks_exact(places * width)) {
-            for (place, row) in x.chunks_exact(width).enumerate() {
-                group[place..].iter_mut().step_by(places).zip(row).for_each(|(g, v)| *g = *v);
-            }
-        }
+        gathered(Rows::new(&x, width), places, RowsMut::new(&mut groups, places * width));
         Ok(self.downsample.run(&groups))
     }
 
     /// Full attention inside every frame.
-    fn attend(&self, block: &Block<'_>, qkv: &[f32], grids: &[Grid], angles: &[Angles]) -> Vec<f32> {
+    fn attend(&self, block: &Block<'_>, qkv: &[f32], grids: &[Grid], angles: &[f32]) -> Vec<f32> {
         let Shape { width, heads, eps, .. } = self.shape;
         let dim = width / heads;
         let rows = Rows::new(qkv, 3 * width);
         let mut out = vec![0.0; rows.rows() * width];
-        let mut q = vec![0.0; rows.rows() * width];
-        // Keys and values of a head side by side, as the attention of the text model wants them.
-        let mut kv = vec![0.0; rows.rows() * 2 * width];
-        let turns: Vec<(&Angles, usize)> = grids
-            .iter()
-            .zip(angles)
-            .flat_map(|(g, a)| (0..g.frames * g.frame()).map(move |p| (a, p % g.frame())))
-            .collect();
-        let items = q.chunks_exact_mut(width).zip(kv.chunks_exact_mut(2 * width));
-        par::each(items, qkv.len() * 8, |r, (q, kv): (&mut [f32], &mut [f32])| {
-            let (angles, patch) = turns[r];
-            let half = dim / 2;
-            let span = patch * half..(patch + 1) * half;
-            let (cos, sin) = (&angles.cos[span.clone()], &angles.sin[span]);
-            let row = rows.row(r);
-            q.copy_from_slice(&row[..width]);
-            for (h, q) in q.chunks_exact_mut(dim).enumerate() {
-                rotate(q, block.q_norm, eps, cos, sin);
-                let kv = &mut kv[2 * h * dim..2 * (h + 1) * dim];
-                kv[..dim].copy_from_slice(&row[width + h * dim..][..dim]);
-                kv[dim..].copy_from_slice(&row[2 * width + h * dim..][..dim]);
-                rotate(&mut kv[..dim], block.k_norm, eps, cos, sin);
-            }
-        });
+        let (mut q, mut kv) = (vec![0.0; rows.rows() * width], vec![0.0; rows.rows() * 2 * width]);
+        let to = (RowsMut::new(&mut q, width), RowsMut::new(&mut kv, 2 * width));
+        rotated(rows, Rows::new(angles, dim), [block.q_norm, block.k_norm], eps, to.0, to.1);
         let shape = mla::Shape { heads, key: dim, value: dim };
         let scale = 1.0 / (dim as f32).sqrt();
         let mut at = 0;

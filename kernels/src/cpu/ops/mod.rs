@@ -14,6 +14,7 @@ mod kda;
 pub mod operands;
 mod plain;
 mod sample;
+mod vision;
 mod weights;
 
 #[cfg(test)]
@@ -133,6 +134,18 @@ pub fn reference() -> Vec<ProviderObject> {
         Reference { op: "mtp.in", weights: &[Rows, Plain, Plain], caches: None, run: embed::mtp_in },
         Reference { op: "head", weights: &[Matrix], caches: None, run: plain::head },
         Reference { op: "sample.candidates", weights: &[], caches: None, run: sample::candidates },
+    ];
+    table.into_iter().map(ProviderObject::new).collect()
+}
+
+/// The reference provider of every operation of the vision tower that a forward does not have.
+pub fn tower() -> Vec<ProviderObject> {
+    use Kind::Plain;
+    let table = [
+        Reference { op: "vision.rotate", weights: &[Plain, Plain], caches: None, run: vision::rotate },
+        Reference { op: "vision.attend", weights: &[], caches: None, run: vision::attend },
+        Reference { op: "vision.gather", weights: &[], caches: None, run: vision::gather },
+        Reference { op: "vision.gelu", weights: &[Plain, Plain], caches: None, run: vision::gelu },
     ];
     table.into_iter().map(ProviderObject::new).collect()
 }

@@ -9,11 +9,12 @@ use plugfold_abi::{
 
 use super::{Matrix, Run, Seq, dense, find, one, plain, stack, table};
 use crate::cpu::math::testing::{bits, random};
-use crate::cpu::ops::reference;
+use crate::cpu::ops::{reference, tower};
 
 #[test]
 fn the_whole_table_is_provided_once() {
-    let mut ops: Vec<String> = reference().iter().map(|p| p.op().unwrap().to_string()).collect();
+    let all = reference().into_iter().chain(tower());
+    let mut ops: Vec<String> = all.map(|p| p.op().unwrap().to_string()).collect();
     let text = include_str!("../../../../../core/abi/src/ops.rs");
     let mut want: Vec<String> = text
         .lines()
