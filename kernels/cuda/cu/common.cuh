@@ -227,6 +227,20 @@ template <int N> DEVICE u32 many_index(u32 l) {
 // Values that a thread fetches at a time.
 #define FETCHED 8
 
+// Stores `load(i)` by `store(i, value)`, i below n, by all threads of a block. Several loads before the first store: the compiler
+// must take a store for one of what is loaded next, and a thread would wait for memory each time.
+template <class L, class S> DEVICE void moved(u32 n, L load, S store) {
+  for (u32 base = threadIdx.x; base < n; base += FETCHED * blockDim.x) {
+    float v[FETCHED];
+#pragma unroll
+    for (u32 j = 0; j < FETCHED; j++) v[j] = load(low(base + j * blockDim.x, n - 1));
+#pragma unroll
+    for (u32 j = 0; j < FETCHED; j++) {
+      if (base + j * blockDim.x < n) store(base + j * blockDim.x, v[j]);
+    }
+  }
+}
+
 // Sum of squares of `value(i, j)`, i below n, to all threads of a block. Its first warp adds; all fetch, thread t value
 // t + j * threads of every FETCHED * threads.
 template <class F> DEVICE float block_squares_at(u32 n, F value) {

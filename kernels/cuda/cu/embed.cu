@@ -49,13 +49,13 @@ template <class F> DEVICE void look_up(const Table& table, const Round* round, u
   const float* stands_in = round->embeds ? (const float*)round->embeds[row] : nullptr;
   u64 at = (u64)round->tokens[row];
   if (stands_in) {
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) write(i, stands_in[i]);
+    moved(width, [=](u32 i) { return stands_in[i]; }, write);
   } else if (table.kind == ROWS_F32) {
     const float* data = (const float*)table.data + at * width;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) write(i, data[i]);
+    moved(width, [=](u32 i) { return data[i]; }, write);
   } else if (table.kind == ROWS_BF16) {
     const u16* data = (const u16*)table.data + at * width;
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) write(i, float_of((u32)data[i] << 16));
+    moved(width, [=](u32 i) { return float_of((u32)data[i] << 16); }, write);
   } else {
     decode_row(table, at, width, write);
   }
@@ -93,7 +93,7 @@ KERNEL THREADS(256) mtp_in(
     float* to = out + half * width;
     float r = rms_factor(block_squares(width, [=](u32 i) { return x[i]; }), width, eps);
     if (half || !zero) {
-      for (u32 i = threadIdx.x; i < width; i += blockDim.x) to[i] = x[i] * r * weight[i];
+      moved(width, [=](u32 i) { return x[i] * r * weight[i]; }, [=](u32 i, float v) { to[i] = v; });
     }
   }
 }

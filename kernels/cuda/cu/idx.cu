@@ -13,16 +13,32 @@ KERNEL THREADS(128) idx_tokens(
   gate += (u64)row * gate_stride;
   float sum = 0.0f;
   // One stretch more than there are whole ones, as the reference adds them.
+#pragma unroll 8
   for (u32 i = lane(); i < d / 32 * 32 + 32; i += 32) sum = sum + (i < d ? key[i] : 0.0f);
   float mean = div_rn(tree(sum), (float)d), square = 0.0f;
+#pragma unroll 8
   for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
     float v = i < d ? key[i] - mean : 0.0f;
     square = fma_rn(v, v, square);
   }
   float inverse = div_rn(1.0f, sqrt_rn(div_rn(tree(square), (float)d) + eps));
-  for (u32 i = lane(); i < d; i += 32) {
-    out[i] = fma_rn((key[i] - mean) * inverse, weight[i], bias[i]);
-    out[d + i] = gate[i];
+  for (u32 base = lane(); base < d; base += 128) {
+    // Loads before stores.
+    float normed[4], g[4];
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 i = low(base + 32 * j, d - 1);
+      normed[j] = fma_rn((key[i] - mean) * inverse, weight[i], bias[i]);
+      g[j] = gate[i];
+    }
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 i = base + 32 * j;
+      if (i < d) {
+        out[i] = normed[j];
+        out[d + i] = g[j];
+      }
+    }
   }
 }
 

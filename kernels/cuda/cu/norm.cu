@@ -5,5 +5,5 @@ KERNEL THREADS(256) rms_norm(const float* x, u32 x_stride, const float* weight, 
   x += (u64)blockIdx.x * x_stride;
   out += (u64)blockIdx.x * out_stride;
   float r = rms_factor(block_squares(k, [=](u32 i) { return x[i]; }), k, eps);
-  for (u32 i = threadIdx.x; i < k; i += blockDim.x) out[i] = x[i] * r * weight[i];
+  moved(k, [=](u32 i) { return x[i] * r * weight[i]; }, [=](u32 i, float v) { out[i] = v; });
 }

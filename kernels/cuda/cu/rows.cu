@@ -7,11 +7,14 @@ KERNEL THREADS(256) residual(
   x += (u64)blockIdx.x * x_stride;
   parts += (u64)blockIdx.x * parts_stride;
   out += (u64)blockIdx.x * out_stride;
-  for (u32 i = threadIdx.x; i < d; i += blockDim.x) {
+  auto added = [=](u32 i) {
     float sum = parts[i];
     for (u32 p = 1; p < count; p++) sum = sum + parts[(u64)p * d + i];
-    out[i] = sum + x[i];
-  }
+    return sum + x[i];
+  };
+  auto store = [=](u32 i, float v) { out[i] = v; };
+  if (count == 1) moved(d, [=](u32 i) { return parts[i] + x[i]; }, store);
+  else moved(d, added, store);
 }
 
 // Row `rows[block]` of the input, or row `block` where there is no list.
@@ -19,5 +22,5 @@ KERNEL THREADS(256) copy_rows(const float* x, u32 x_stride, const u32* rows, u32
   u32 row = rows ? rows[blockIdx.x] : blockIdx.x;
   x += (u64)row * x_stride;
   out += (u64)blockIdx.x * out_stride;
-  for (u32 i = threadIdx.x; i < d; i += blockDim.x) out[i] = x[i];
+  moved(d, [=](u32 i) { return x[i]; }, [=](u32 i, float v) { out[i] = v; });
 }

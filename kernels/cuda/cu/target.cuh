@@ -28,6 +28,9 @@ struct Tile {
   u32 matrix, first, count;
 };
 
+// Starts of lists that a lane fetches at a time.
+#define STARTS_AT_ONCE 12
+
 // Rows of block `index` in tiles of `height`. With lists every place has a block, and the first of each tile of its expert
 // takes the tile: so no expert's rows need to be known before the launch. All threads of a warp ask together.
 DEVICE Tile tile_of(const Rows& rows, u32 index, u32 height) {
@@ -38,13 +41,17 @@ DEVICE Tile tile_of(const Rows& rows, u32 index, u32 height) {
   }
   u32 at = rows.first + index;
   if (at >= end) return {0, 0, 0};
-  // The expert whose list holds this place: the last whose start is not beyond it. A warp looks at 32 at a time, so that
-  // all loads are under way together.
+  // The expert whose list holds this place: the last whose start is not beyond it. A warp looks at 384 together, all loads
+  // before the first is waited for; there is one start more than there are experts.
   u32 begun = 0;
-#pragma unroll 4
-  for (u32 e = 0; e < rows.experts; e += 32) {
-    u32 mine = e + lane();
-    begun += __popc(__ballot_sync(ALL, mine < rows.experts && (u32)rows.starts[mine] <= at));
+  for (u32 e = 0; e < rows.experts; e += 32 * STARTS_AT_ONCE) {
+    u32 starts[STARTS_AT_ONCE];
+#pragma unroll
+    for (u32 j = 0; j < STARTS_AT_ONCE; j++) starts[j] = (u32)rows.starts[low(e + 32 * j + lane(), rows.experts)];
+#pragma unroll
+    for (u32 j = 0; j < STARTS_AT_ONCE; j++) {
+      begun += __popc(__ballot_sync(ALL, e + 32 * j + lane() < rows.experts && starts[j] <= at));
+    }
   }
   u32 a = begun - 1;
   u32 from = (u32)rows.starts[a], to = low((u32)rows.starts[a + 1], end);
