@@ -16,14 +16,30 @@
 // What a launch covers: segments `part .. part + gridDim.z` of each matrix; scratch rows are `k` and `n` numbers wide.
 struct Wave {
   Segments segments;
-  u32 part, k, n, unused;
+  u32 part, k, n;
+  // Whether there is one matrix with one segment: then it comes with the launch, and no block waits for the table.
+  u32 known;
   float *rotated, *raw;
   // A count for each 128 columns of each row and segment, 0 between launches.
   u32* done;
+  Segment only;
 
   DEVICE const Segment* segment(u32 matrix) const {
     const Segment* s = segments.of(matrix, part + blockIdx.z);
     return s && s->kind == SEGMENT_EXL3 ? s : nullptr;
+  }
+  // The block's segment of a matrix, and where its rotated rows are; whether there is any.
+  DEVICE bool find(u32 matrix, Segment& s, u32& rotated_at) const {
+    rotated_at = 0;
+    if (known) {
+      s = only;
+      return true;
+    }
+    const Segment* found = segment(matrix);
+    if (!found) return false;
+    s = *found;
+    rotated_at = rotation(found);
+    return true;
   }
   // Where segment `part + z` of the block finds its rotated rows: neighbours with the same scales and inputs share them.
   DEVICE u32 rotation(const Segment* s) const {
@@ -81,10 +97,11 @@ DEVICE void rotate(const Segment& s, const float* x, const u16* suh, u32 first, 
 KERNEL THREADS(128) exl3_rotate(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();
   Tile tile = tile_of(rows, at, 1);
-  const Segment* s = wave.segment(tile.matrix);
-  if (tile.count == 0 || !s || block * 128 >= s->k || wave.rotation(s) != blockIdx.z) return;
+  Segment s;
+  u32 rotation;
+  if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || block * 128 >= s.k || rotation != blockIdx.z) return;
   float* out = wave.rotated + (u64)blockIdx.z * rows.count * wave.k + at * 16;
-  rotate(*s, rows.input(tile.first) + s->input, (const u16*)wave.segments.line(s->suh), block, 1, block + 1, out, rows.count * 16);
+  rotate(s, rows.input(tile.first) + s.input, (const u16*)wave.segments.line(s.suh), block, 1, block + 1, out, rows.count * 16);
 }
 
 enum Codebook : u32 { THREE_INST = 0, MCG = 1, MUL1 = 2 };
@@ -323,9 +340,13 @@ template <int HALVES> struct Part {
   }
 };
 
+// Output scales of a lane's four of 128 columns.
+DEVICE u64 scales_of(const Wave& wave, const Segment& s, u32 block) {
+  return ((const u64*)wave.segments.line(s.svh))[block * 32 + lane()];
+}
+
 // 128 columns of a row, by a warp: H(raw) * svh + bias, to the outputs.
-DEVICE void finish(const Wave& wave, const Segment& s, u32 block, const float* raw, float* out) {
-  const u16* svh = (const u16*)wave.segments.line(s.svh);
+DEVICE void finish(const Wave& wave, const Segment& s, u32 block, u64 scales, const float* raw, float* out) {
   raw += block * 128 + 4 * lane();
   float v[4];
 #pragma unroll
@@ -334,7 +355,7 @@ DEVICE void finish(const Wave& wave, const Segment& s, u32 block, const float* r
 #pragma unroll
   for (u32 j = 0; j < 4; j++) {
     u32 column = block * 128 + 4 * lane() + j;
-    float value = v[j] * half_to_float(svh[column]);
+    float value = v[j] * half_to_float((u16)(scales >> 16 * j));
     if (s.bias != NO_LINE) value = value + ((const float*)wave.segments.line(s.bias))[column];
     if (column >= s.skip && column - s.skip < s.outputs) {
       float* to = out + s.output + column - s.skip;
@@ -352,13 +373,16 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
   SHARED_BYTES(shared);
   SHARED u32 s_last;
   Tile tile = tile_of(rows, blockIdx.y, 1);
-  const Segment* found = wave.segment(tile.matrix);
-  if (tile.count == 0 || !found || blockIdx.x * 32 * HALVES >= found->n) return;
-  const Segment s = *found;
+  Segment s;
+  u32 rotation;
+  if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || blockIdx.x * 32 * HALVES >= s.n) return;
   float* rotated = (float*)shared;
   const Part<HALVES> part;
   const u32 share = SPLIT > 1 ? warp() / 4 : 0;
   Ring<SPLIT> ring(s, wave.segments.line(s.data), part.column, share, (u32*)(rotated + CHUNK) + warp() * Ring<SPLIT>::WORDS);
+  // The blocks of 128 columns that share sums, and the scales that the last of them needs.
+  const u32 sharers = 4 / HALVES, block = blockIdx.x / sharers;
+  const u64 scales = warp() == 0 ? scales_of(wave, s, block) : 0;
   const float* x = rows.input(tile.first) + s.input;
   const u16* suh = (const u16*)wave.segments.line(s.suh);
   float total[1][HALVES];
@@ -397,7 +421,6 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
   u64 row = (u64)blockIdx.z * rows.count + blockIdx.y;
   if (share == 0) part.template store<1>(total, wave.raw + row * wave.n, 0, 1);
   // The last of the blocks of 128 columns finds everybody's sums there.
-  const u32 sharers = 4 / HALVES, block = blockIdx.x / sharers;
   u32* done = wave.done + row * (wave.n / 128) + block;
   __threadfence();
   __syncthreads();
@@ -406,7 +429,7 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
   if (!s_last || warp() != 0) return;
   __threadfence();
   if (lane() == 0) *done = 0;
-  finish(wave, s, block, wave.raw + row * wave.n, rows.output(tile.first));
+  finish(wave, s, block, scales, wave.raw + row * wave.n, rows.output(tile.first));
 }
 
 KERNEL THREADS(512) exl3_one_1(Rows rows, Wave wave) { one<1, SHARES>(rows, wave); }
@@ -430,14 +453,14 @@ DEVICE void some_rows(const Segment& s, const Part<HALVES>& part, Ring<1>& ring,
 template <int HALVES> DEVICE void some(const Rows& rows, const Wave& wave) {
   SHARED_BYTES(shared);
   Tile tile = tile_of(rows, blockIdx.y, MOST_ROWS);
-  const Segment* found = wave.segment(tile.matrix);
-  if (tile.count == 0 || !found || blockIdx.x * 32 * HALVES >= found->n) return;
-  const Segment s = *found;
+  Segment s;
+  u32 rotation;
+  if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || blockIdx.x * 32 * HALVES >= s.n) return;
   const Part<HALVES> part;
   Ring<1> ring(s, wave.segments.line(s.data), part.column, 0, (u32*)shared + warp() * Ring<1>::WORDS);
   u64 at = tile.first - rows.first, x_tile = rows.count * 16, stride = wave.n;
   // Rows beyond the tile's are read and not stored.
-  const float* x = wave.rotated + (u64)wave.rotation(found) * rows.count * wave.k + at * 16;
+  const float* x = wave.rotated + (u64)rotation * rows.count * wave.k + at * 16;
   float* raw = wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n;
   if (tile.count <= 2) some_rows<2, HALVES>(s, part, ring, x, x_tile, raw, stride, tile.count);
   else if (tile.count <= 4) some_rows<4, HALVES>(s, part, ring, x, x_tile, raw, stride, tile.count);
@@ -451,9 +474,10 @@ KERNEL THREADS(128) exl3_rows_2(Rows rows, Wave wave) { some<2>(rows, wave); }
 KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();
   Tile tile = tile_of(rows, at, 1);
-  const Segment* s = wave.segment(tile.matrix);
-  if (tile.count == 0 || !s || block * 128 >= s->n) return;
-  finish(wave, *s, block, wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n, rows.output(tile.first));
+  Segment s;
+  u32 rotation;
+  if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || block * 128 >= s.n) return;
+  finish(wave, s, block, scales_of(wave, s, block), wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n, rows.output(tile.first));
 }
 
 // The bias of a whole product, after all segments. A thread an output.

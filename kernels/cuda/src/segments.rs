@@ -23,6 +23,8 @@ pub struct Wave {
     pub panels: u32,
     /// Whether there are trellises, panels of bf16, panels of f32.
     pub kinds: [bool; 3],
+    /// The trellis, where the weight is one matrix and the wave one segment: it goes along with launches.
+    pub only: Option<Segment>,
 }
 
 /// A table that was read.
@@ -141,6 +143,13 @@ fn segment(words: &[u32; Segment::WORDS]) -> Segment {
     }
 }
 
+/// The fields of a segment, in order.
+pub fn words(s: &Segment) -> [u32; Segment::WORDS] {
+    let at = [s.matrix, s.output, s.outputs, s.input, s.inputs, s.lead, s.skip, s.kind];
+    let stored = [s.k, s.n, s.halves, s.codebook, s.data, s.suh, s.svh, s.bias];
+    std::array::from_fn(|i| if i < 8 { at[i] } else { stored[i - 8] })
+}
+
 /// The segments of each matrix. They must cover it once and lie inside the data: kernels trust them.
 fn matrices(segments: &[Segment], shape: Shape) -> Result<Vec<Vec<Segment>>, String> {
     let mut found = vec![Vec::new(); shape.count as usize];
@@ -227,6 +236,8 @@ fn waves(matrices: &[Vec<Segment>]) -> Vec<Wave> {
             wave.parts += 1;
             for s in here() {
                 wave.kinds[s.kind as usize] = true;
+                wave.only =
+                    Some(*s).filter(|s| s.kind == Segment::EXL3 && matrices.len() == 1 && wave.parts == 1);
                 if s.kind == Segment::EXL3 {
                     (wave.k, wave.n) = (wave.k.max(s.k), wave.n.max(s.n));
                 } else {
@@ -265,6 +276,12 @@ mod tests {
 
     const SHAPE: Shape = Shape { n: 256, k: 256, count: 2, rows: 8, lines: 128 };
 
+    #[test]
+    fn words_of_a_segment_are_read_back() {
+        let all = Segment { lead: 3, skip: 5, svh: 7, suh: 9, data: 11, ..trellis(1, 2, 4) };
+        assert_eq!(segment(&words(&all)), all);
+    }
+
     fn grid(matrix: u32) -> [Segment; 4] {
         [trellis(matrix, 0, 0), trellis(matrix, 0, 128), trellis(matrix, 128, 0), trellis(matrix, 128, 128)]
     }
@@ -280,6 +297,19 @@ mod tests {
         let wide = Shape { k: 128, count: 1, ..SHAPE };
         let found = waves(&matrices(&[trellis(0, 0, 0), trellis(0, 128, 0)], wide).unwrap());
         assert_eq!(found.iter().map(|w| (w.part, w.parts, w.k, w.n)).collect::<Vec<_>>(), [(0, 2, 128, 128)]);
+        assert_eq!(found[0].only, None);
+    }
+
+    #[test]
+    fn one_segment_of_one_matrix_goes_along_with_launches() {
+        let only = |segments: &[Segment], shape| -> Vec<Option<Segment>> {
+            waves(&matrices(segments, shape).unwrap()).iter().map(|w| w.only).collect()
+        };
+        let one = Shape { n: 128, k: 256, count: 1, ..SHAPE };
+        let parts = [trellis(0, 0, 0), trellis(0, 0, 128)];
+        assert_eq!(only(&parts, one), parts.map(Some));
+        let stack = Shape { n: 128, k: 128, count: 2, ..SHAPE };
+        assert_eq!(only(&[trellis(0, 0, 0), trellis(1, 0, 0)], stack), [None]);
     }
 
     #[test]

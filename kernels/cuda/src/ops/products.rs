@@ -1,12 +1,12 @@
 //! Products with weights in any format: `dense`, `head`, `moe.logits`, the products of `hc.dots` and `mla.write`, and over
 //! lists of rows `moe.up` and `moe.down`.
 
-use plugfold_abi::OpError;
+use plugfold_abi::{OpError, Segment};
 
 use super::operands::{Mat, Matrix, Operands};
 use crate::kernel::{Arg, GRID_YZ};
 use crate::machine::Scratch;
-use crate::segments::{Shape, Table, Tables, Wave};
+use crate::segments::{Shape, Table, Tables, Wave, words};
 
 /// Rows of a product: `Rows` of the sources.
 #[repr(C)]
@@ -54,10 +54,12 @@ struct WaveArg {
     part: u32,
     k: u32,
     n: u32,
-    unused: u32,
+    known: u32,
     rotated: u64,
     raw: u64,
     done: u64,
+    /// The fields of a [`Segment`], in order.
+    only: [u32; Segment::WORDS],
 }
 
 /// `Chains` of the sources.
@@ -382,10 +384,11 @@ impl Product<'_> {
             part: wave.part,
             k: wave.k,
             n: wave.n,
-            unused: 0,
+            known: u32::from(wave.only.is_some()),
             rotated: pieces[0],
             raw: pieces[1],
             done,
+            only: wave.only.map_or([0; Segment::WORDS], |s| words(&s)),
         };
         let args =
             [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
