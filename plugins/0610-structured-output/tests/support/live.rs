@@ -1,4 +1,5 @@
 //! The demo model behind the HTTP server in this process, on one rank or several.
+#![allow(dead_code)] // each test file uses its part
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
