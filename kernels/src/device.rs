@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use plugfold_abi::points::GraphsObject;
+use plugfold_abi::points::{DeviceAccessObject, GraphsObject};
 use plugfold_abi::{OpError, ProviderObject};
 
 /// What a device says went wrong.
@@ -68,6 +68,14 @@ pub trait Device: Send + Sync {
 
     /// Recordings of what operations ask of it, where it can make any.
     fn graphs(&self) -> Option<&GraphsObject> {
+        None
+    }
+
+    /// Forgets all recordings: what they hold goes away.
+    fn forget_recordings(&self) {}
+
+    /// Itself for a transport, where other libraries may use its memory and its stream.
+    fn access(&self) -> Option<DeviceAccessObject> {
         None
     }
 

@@ -27,7 +27,7 @@ pub use abi_stable::StableAbi;
 pub use boundary::{List, Maybe, TextBuf};
 pub use cache::{Addressing, CacheView, SlotState};
 pub use call::{Call, MAX_CACHES, MAX_DIMS, MAX_INPUTS, MAX_OUTPUTS, MAX_PARAMS, MAX_WEIGHTS, Span};
-pub use comm::{Comm, CommObject, CommTable};
+pub use comm::{Comm, CommObject, CommTable, Exchanges};
 pub use error::{ErrorKind, OpError};
 pub use knobs::{Knob, KnobId, KnobValue, Knobs, value_of};
 pub use plugfold_macros::build_id;

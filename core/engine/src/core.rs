@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use plugfold_abi::points::{Executor, ExecutorObject, Launched, Mode};
 use plugfold_abi::points::{Owner, StatePart};
-use plugfold_abi::{CommObject, Phase, RoundTable, Slice, SlotState, Text, View};
+use plugfold_abi::{Comm as _, CommObject, OpError, Phase, RoundTable, Slice, SlotState, Text, View};
 use plugfold_kernels::device::{Device, DeviceError, Memory};
 
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointErrors};
@@ -55,6 +55,9 @@ pub enum LoadError {
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The collectives.
+    #[error("the transport: {0}")]
+    Comm(#[from] OpError),
     /// An executor that cannot be had.
     #[error(transparent)]
     Choice(#[from] ChoiceError),
@@ -316,6 +319,17 @@ fn holds(device: &dyn Device, bytes: u64, ranks: u64) -> Result<(), LoadError> {
     )))
 }
 
+/// The recordings that were made on a device for a model: they go with it, since what they hold goes.
+struct Recordings(Option<Arc<dyn Device>>);
+
+impl Drop for Recordings {
+    fn drop(&mut self) {
+        if let Some(device) = &self.0 {
+            device.forget_recordings();
+        }
+    }
+}
+
 /// One rank's model and sequences.
 pub struct Core {
     config: Arc<ModelConfig>,
@@ -337,7 +351,11 @@ pub struct Core {
     /// Round tables that are not in use.
     spare: Vec<RoundBuffer>,
     exchanging: Arc<Exchanging>,
+    /// Before the collectives: recordings hold exchanges.
+    _recordings: Recordings,
     comm: Option<Arc<CommObject>>,
+    /// Whether exchanges may be part of a recording.
+    recorded: bool,
     slots: Vec<Slot>,
     hooks: Arc<Hooks>,
     stages: Stages,
@@ -469,6 +487,11 @@ impl Core {
             device: options.device.clone(),
             spare: Vec::new(),
             exchanging: Arc::default(),
+            _recordings: Recordings(options.device.clone()),
+            recorded: match &comm {
+                None => true,
+                Some(comm) => options.device.is_some() && comm.exchanges()?.recorded,
+            },
             comm,
             slots: Vec::new(),
             stages: Stages::new(&options.hooks)?,
@@ -774,6 +797,7 @@ impl Core {
             round: &table,
             weights: &self.weights,
             comm: self.comm.as_deref(),
+            recorded: self.recorded,
             hidden,
             knobs: &knobs,
             launched: &launched,

@@ -158,7 +158,8 @@ impl Rank {
         };
         let ranks = Split { rank: world.rank(), ranks: world.ranks() };
         let mut boot = Boot::new(&hooks)?;
-        let comm = transport::open(options.transport.as_deref(), &hooks, &world)?;
+        let device = core_options.device.as_deref();
+        let comm = transport::open(options.transport.as_deref(), &hooks, &world, device)?;
         boot.over("transport", 0)?;
         let loaded = Core::load_weights(&options.model, &core_options, ranks, comm);
         let bytes = loaded.as_ref().map_or(0, |core| core.memory().0);

@@ -13,10 +13,11 @@ use plugfold_abi::points::{
     WordsObject, interest,
 };
 use plugfold_abi::points::{
-    BatchFacts, Capture, CaptureObject, Command, CommandObject, ControlObject, Executor, ExecutorObject,
-    Figure, Launch, Mapper, MapperObject, Matrix, MatrixRowsObject, Mode, Piece, PlanWait, PlanWaitObject,
-    Prepared, PreparedKey, PreparedStore, PreparedStoreObject, RoundDriver, RoundDriverObject, RoundFacts,
-    RoundPartsObject, StepsObject, WeightBuilder, WeightBuilderObject, WeightLayout,
+    BatchFacts, Capture, CaptureObject, Command, CommandObject, ControlObject, DeviceAccessObject, Executor,
+    ExecutorObject, Figure, Launch, Mapper, MapperObject, Matrix, MatrixRowsObject, Mode, Piece, PlanWait,
+    PlanWaitObject, Prepared, PreparedKey, PreparedStore, PreparedStoreObject, RoundDriver,
+    RoundDriverObject, RoundFacts, RoundPartsObject, StepsObject, WeightBuilder, WeightBuilderObject,
+    WeightLayout,
 };
 use plugfold_abi::{
     BelowObject, Bits, Call, Claim, CommObject, DType, Granted, List, Maybe, OpError, Pass, PassContext,
@@ -266,7 +267,7 @@ impl Transport for Null {
     fn name(&self) -> Result<TextBuf, OpError> {
         Ok(NULL.into())
     }
-    fn open(&self, _: ControlObject) -> Result<CommObject, OpError> {
+    fn open(&self, _: ControlObject, _: Maybe<DeviceAccessObject>) -> Result<CommObject, OpError> {
         Err(OpError::new("the null transport moves nothing: choose another by the setting `transport`"))
     }
 }

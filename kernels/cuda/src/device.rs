@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use plugfold_abi::ProviderObject;
-use plugfold_abi::points::GraphsObject;
+use plugfold_abi::points::{DeviceAccess, DeviceAccessObject, DeviceFacts, GraphsObject};
+use plugfold_abi::{OpError, ProviderObject, Slice, SliceMut, Text};
 use plugfold_kernels::device::{Device, DeviceError};
 
 use crate::error::CudaError;
@@ -67,7 +67,55 @@ impl Device for CudaDevice {
         Some(&self.graphs)
     }
 
+    fn forget_recordings(&self) {
+        self.machine.forget_recordings();
+    }
+
+    fn access(&self) -> Option<DeviceAccessObject> {
+        Some(DeviceAccessObject::new(Access(self.machine.clone())))
+    }
+
     fn providers(&self) -> Vec<ProviderObject> {
         providers(&self.machine)
+    }
+}
+
+/// A machine as transports see it.
+struct Access(Arc<dyn Machine>);
+
+impl DeviceAccess for Access {
+    fn facts(&self) -> Result<DeviceFacts, OpError> {
+        let (index, identity) = self.0.identity()?;
+        Ok(DeviceFacts {
+            family: "cuda".into(),
+            name: self.0.name().into(),
+            identity: identity.into(),
+            index: index as u32,
+        })
+    }
+
+    fn enter(&self) -> Result<(), OpError> {
+        Ok(self.0.enter()?)
+    }
+
+    fn stream(&self) -> Result<u64, OpError> {
+        Ok(self.0.stream())
+    }
+
+    fn allocate(&self, what: Text<'_>, bytes: u64) -> Result<u64, OpError> {
+        Ok(self.0.allocate(what.get_str(), bytes as usize)?)
+    }
+
+    fn free(&self, address: u64) -> Result<(), OpError> {
+        self.0.release(address);
+        Ok(())
+    }
+
+    fn upload(&self, to: u64, bytes: Slice<'_, u8>) -> Result<(), OpError> {
+        Ok(self.0.upload(to, &bytes)?)
+    }
+
+    fn download(&self, from: u64, bytes: SliceMut<'_, u8>) -> Result<(), OpError> {
+        Ok(self.0.download(from, bytes.into_mut())?)
     }
 }

@@ -85,6 +85,24 @@ pub trait Machine: Send + Sync {
     /// Forgets a recording.
     fn forget_recording(&self, recording: u64);
 
+    /// Forgets all recordings.
+    fn forget_recordings(&self);
+
+    /// Its number among those that this process sees, and what tells it from every other of every host.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn identity(&self) -> Result<(usize, String), CudaError>;
+
+    /// Makes its context the calling thread's.
+    ///
+    /// # Errors
+    /// What the driver says.
+    fn enter(&self) -> Result<(), CudaError>;
+
+    /// The stream of all launches, as the driver's handle.
+    fn stream(&self) -> u64;
+
     /// Bytes of memory that are free.
     ///
     /// # Errors

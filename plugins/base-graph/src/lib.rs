@@ -10,7 +10,7 @@ use plugfold_abi::points::{
     Capture, CaptureFacts, CaptureObject, Executor, ExecutorObject, Graphs, GraphsObject, Host, HostObject,
     Launch, Level, Mode, Steps, StepsObject,
 };
-use plugfold_abi::{List, OpError, Phase, Program, Reach, Text, TextBuf, ops};
+use plugfold_abi::{ErrorKind, List, OpError, Phase, Program, Reach, Text, TextBuf, ops};
 
 use kept::{Found, Kept, Key, Stretch};
 
@@ -71,10 +71,15 @@ struct Recorder {
     host: Option<&'static HostObject>,
 }
 
-/// Whether other ranks take part in a step: it is never recorded, since it waits for them.
+/// Whether other ranks take part in a step.
 fn is_exchange(program: &Program, step: usize) -> bool {
     let step = &program.steps[step];
     step.reach == Reach::Exchange || ops::is_collective(&step.op)
+}
+
+/// Whether other ranks wait for a step of this one: a sum of one part has no others.
+fn is_waited_for(program: &Program, step: usize) -> bool {
+    is_exchange(program, step) && program.steps[step].dims[1] != 1
 }
 
 /// Where stretches that are recorded end, and where single steps that are not.
@@ -99,38 +104,44 @@ impl Recorder {
         self.host.map_or(Ok(()), |host| host.count(Text::from(name), 1.0))
     }
 
-    fn ranks(&self) -> Result<u32, OpError> {
-        self.host.map_or(Ok(1), Host::ranks)
-    }
-
     /// Records what the steps ask for and has it done, a stretch after another.
     fn record(
-        &self,
         launch: &Launch<'_>,
         graphs: &GraphsObject,
         steps: &StepsObject,
     ) -> Result<Option<Vec<Stretch>>, OpError> {
         let mut stretches = Vec::new();
-        // On one rank nobody is waited for.
-        let several = self.ranks()? > 1;
-        let cuts = cuts(launch.program.steps.len(), |step| several && is_exchange(launch.program, step));
+        // What waits for other ranks on the host is not recorded.
+        let stop = |step| !launch.exchanges && is_exchange(launch.program, step);
+        let cuts = cuts(launch.program.steps.len(), stop);
+        let mut begun = 0;
         for (end, recorded) in cuts {
             if !recorded {
                 if !steps.run(end)? {
                     return Ok(None);
                 }
                 stretches.push(Stretch { end, recording: None });
+                begun = end as usize;
                 continue;
             }
+            // Exchanges that were recorded count as made. They must be made, or the other ranks wait for them.
+            let exchanges = (begun..end as usize).any(|step| is_waited_for(launch.program, step));
+            let owed = move |error: OpError| {
+                if exchanges { OpError { kind: ErrorKind::Fatal, ..error } } else { error }
+            };
+            begun = end as usize;
             graphs.begin(launch.round)?;
             let fine = steps.run(end);
             // Whatever became of the steps: the device must not go on recording.
-            let number = graphs.end()?;
+            let number = graphs.end().map_err(owed)?;
             if !fine? {
+                // After a step that failed only exchanges were recorded.
+                let made = if exchanges { graphs.launch(number, launch.round) } else { Ok(()) };
                 graphs.forget(number)?;
+                made.map_err(owed)?;
                 return Ok(None);
             }
-            graphs.launch(number, launch.round)?;
+            graphs.launch(number, launch.round).map_err(owed)?;
             stretches.push(Stretch { end, recording: Some(number) });
         }
         Ok(Some(stretches))
@@ -170,7 +181,7 @@ impl Executor for Recorder {
                 Ok(Mode::Eager)
             }
             Found::Seen => {
-                let made = self.record(launch, graphs, steps);
+                let made = Self::record(launch, graphs, steps);
                 if let Ok(Some(stretches)) = &made {
                     self.count("recorded")?;
                     for gone in kept.keep(key, stretches) {

@@ -5,8 +5,8 @@ mod comm;
 
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::points::{Control, ControlObject, Transport, TransportObject};
-use plugfold_abi::{CommObject, List, OpError, Slice, Text, TextBuf};
+use plugfold_abi::points::{Control, ControlObject, DeviceAccessObject, Transport, TransportObject};
+use plugfold_abi::{CommObject, List, Maybe, OpError, Slice, Text, TextBuf};
 
 use board::Board;
 use comm::Shared;
@@ -46,7 +46,7 @@ impl Transport for Memory {
     }
 
     /// Rank 0 makes the file, the others map it, and it loses its name: what is mapped lives until the last rank ends.
-    fn open(&self, control: ControlObject) -> Result<CommObject, OpError> {
+    fn open(&self, control: ControlObject, _: Maybe<DeviceAccessObject>) -> Result<CommObject, OpError> {
         let (rank, ranks) = (control.rank()? as usize, control.ranks()? as usize);
         let hosts = agree(&control, "shm: hosts", &control.host()?)?;
         if let Some(other) = hosts.iter().position(|h| *h != hosts[0] || h.is_empty()) {

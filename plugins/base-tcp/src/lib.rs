@@ -2,8 +2,8 @@
 
 use plugfold_abi::boundary::Offer;
 use plugfold_abi::life::{Plugin, Setup};
-use plugfold_abi::points::{Control, ControlObject, Transport, TransportObject};
-use plugfold_abi::{CommObject, List, OpError, TextBuf};
+use plugfold_abi::points::{Control, ControlObject, DeviceAccessObject, Transport, TransportObject};
+use plugfold_abi::{CommObject, List, Maybe, OpError, TextBuf};
 
 /// The manifest.
 pub const MANIFEST: &str = include_str!("../plugin.toml");
@@ -26,7 +26,7 @@ impl Transport for Streams {
     fn name(&self) -> Result<TextBuf, OpError> {
         Ok("tcp".into())
     }
-    fn open(&self, control: ControlObject) -> Result<CommObject, OpError> {
+    fn open(&self, control: ControlObject, _: Maybe<DeviceAccessObject>) -> Result<CommObject, OpError> {
         control.streams()
     }
 }

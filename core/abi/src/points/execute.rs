@@ -32,6 +32,8 @@ pub struct Launch<'a> {
     pub round: &'a RoundTable<'a>,
     /// Recordings of the device; none where it has none, as on the CPU.
     pub graphs: Option<&'a GraphsObject>,
+    /// Whether exchanges among the steps may be recorded with the others. Otherwise they wait for other ranks on the host.
+    pub exchanges: bool,
     /// How to run it. An executor that cannot capture, or has not captured what it is to replay, runs it eagerly.
     pub mode: Mode,
 }

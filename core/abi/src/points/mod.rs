@@ -61,8 +61,9 @@ pub use store::{
     StoreObject, StoreOffer, StoreTable,
 };
 pub use transport::{
-    Control, ControlObject, ControlTable, Rider, RiderObject, RiderTable, Section, SectionObject,
-    SectionTable, Transport, TransportObject, TransportTable,
+    Control, ControlObject, ControlTable, DeviceAccess, DeviceAccessObject, DeviceAccessTable, DeviceFacts,
+    Rider, RiderObject, RiderTable, Section, SectionObject, SectionTable, Transport, TransportObject,
+    TransportTable,
 };
 pub use weights::{
     Matrix, MatrixRows, MatrixRowsObject, MatrixRowsTable, PREPARED_PAGE, Piece, PlaneLayout, Prepared,

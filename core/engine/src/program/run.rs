@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use plugfold_abi::points::{Executor, ExecutorObject, Launch, Mode, Steps, StepsObject};
 use plugfold_abi::{
-    Base, Below, BelowObject, Call, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS, MAX_WEIGHTS,
-    NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
+    Base, Below, BelowObject, Call, Comm, CommObject, ErrorKind, KnobValue, MAX_INPUTS, MAX_OUTPUTS,
+    MAX_WEIGHTS, NO_LAYER, OpError, Operand, Program, Provider, RoundTable, Slice, Step, Text, View,
 };
 use plugfold_kernels::device::{Device, DeviceError, Memory};
 
@@ -97,6 +97,8 @@ pub struct RunInputs<'a> {
     pub weights: &'a WeightTable,
     /// Collectives; `None` on one rank.
     pub comm: Option<&'a CommObject>,
+    /// Whether exchanges may be part of a recording; on one rank there is nobody to wait for.
+    pub recorded: bool,
     /// Request knobs, folded over the sequences.
     pub knobs: &'a [KnobValue],
     /// Tells that everything up to the late fields is under way.
@@ -140,6 +142,12 @@ impl Failure {
         let HookError { owner, error } = hook.clone();
         let exchange = error.kind == ErrorKind::Fatal;
         Self { op: what.into(), owner, layer: NO_LAYER, exchange, error }
+    }
+
+    /// Exchanges that were asked for did not go well.
+    fn of_comm(error: OpError) -> Self {
+        let (op, owner) = ("exchanges".into(), "the transport".into());
+        Self { op, owner, layer: NO_LAYER, exchange: true, error }
     }
 
     /// The device failed outside of a step.
@@ -410,6 +418,7 @@ impl Progress<'_> {
             late: resolved.late as u32,
             round,
             graphs: self.inputs.device.and_then(Device::graphs),
+            exchanges: self.inputs.recorded,
             mode,
         };
         let turns = Turns { progress: Mutex::new(self), calls: &h.calls };
@@ -520,6 +529,13 @@ pub fn run(resolved: &Resolved, arena: &mut Arena, inputs: &RunInputs<'_>) -> Ou
         let fetched =
             arena.fetch(outputs.map(|b| (resolved.placement.offsets[b], resolved.bytes_of(b, round))));
         failure = fetched.err().map(|e| Failure::of_device("reading results", e));
+    }
+    if failure.as_ref().is_none_or(|f| !f.exchange)
+        && let Some(comm) = inputs.comm
+        && let Err(error) = comm.check()
+    {
+        // What follows from the exchanges is worth nothing, and the other ranks are elsewhere.
+        failure = Some(Failure::of_comm(error));
     }
     Outcome { failure, collectives, mode }
 }

@@ -6,6 +6,7 @@
 
 mod memory;
 mod recorded;
+pub mod stream;
 
 use std::collections::HashMap;
 use std::ffi::{c_uint, c_void};
@@ -13,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 use plugfold_cuda::source::Source;
@@ -22,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use memory::Region;
 use recorded::{Recorded, Recordings};
+use stream::{Pending, Stream, Streamed, Work};
 
 /// Runs a kernel: grid, block, bytes of shared memory, seed of the order of threads, arguments.
 type Run = unsafe extern "C" fn(*const [c_uint; 3], *const [c_uint; 3], c_uint, u64, *const *const c_void);
@@ -41,6 +43,11 @@ pub struct HostMachine {
     seed: Mutex<u64>,
     epoch: AtomicU64,
     recordings: Mutex<Recordings>,
+    /// Work of other libraries.
+    pending: Pending,
+    stream: OnceLock<Stream>,
+    /// What tells it from other machines, where it was given.
+    identity: Option<String>,
     /// A source, and what is written in it for what.
     fault: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -58,6 +65,12 @@ impl HostMachine {
     /// A machine on which one source has `wrong` in place of `right`, to see whether that is found.
     pub fn with_fault(source: &'static str, right: &'static str, wrong: &'static str) -> Self {
         Self { fault: Some((source, right, wrong)), ..Self::default() }
+    }
+
+    /// The same machine under another name, to see whether two of one name are told apart.
+    #[must_use]
+    pub fn named(self, identity: &str) -> Self {
+        Self { identity: Some(identity.into()), ..self }
     }
 
     fn region(&self) -> MutexGuard<'_, Region> {
@@ -79,6 +92,9 @@ impl HostMachine {
     fn grown(&self, held: &Mutex<Grown>, bytes: usize) -> Result<u64, CudaError> {
         let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
         if held.1 < bytes || held.0 == 0 {
+            self.not_recording("more memory")?;
+            // What was asked for may still use the old memory.
+            self.pending.settle();
             let mut region = self.region();
             if held.0 != 0 {
                 region.release(held.0);
@@ -179,6 +195,7 @@ impl Machine for HostMachine {
             list.push(Recorded::of(launch));
             return Ok(());
         }
+        self.pending.settle();
         let name = launch.kernel.name;
         let refuse = |problem: String| CudaError::Launch { kernel: name.into(), problem };
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,6 +240,7 @@ impl Machine for HostMachine {
     }
 
     fn release(&self, address: u64) {
+        self.pending.settle();
         self.region().release(address);
     }
 
@@ -254,30 +272,45 @@ impl Machine for HostMachine {
         list.iter().try_for_each(|recorded| recorded.launch(self))
     }
 
+    fn forget_recordings(&self) {
+        self.recordings().lists.clear();
+    }
+
+    fn identity(&self) -> Result<(usize, String), CudaError> {
+        // The memory of two machines never lies at one place of one process.
+        let own = || format!("emulated {} {:x}", std::process::id(), self.region().base());
+        Ok((0, self.identity.clone().unwrap_or_else(own)))
+    }
+
+    fn enter(&self) -> Result<(), CudaError> {
+        Ok(())
+    }
+
+    fn stream(&self) -> u64 {
+        (&raw const *self.stream.get_or_init(|| Stream::of(self))) as u64
+    }
+
     fn forget_recording(&self, recording: u64) {
         self.recordings().lists.remove(&recording);
     }
 
     fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), CudaError> {
         self.not_recording("upload")?;
-        let mut region = self.region();
-        let _open = region.open();
-        // SAFETY: addresses are of memory that this machine holds, or that the caller lent.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        self.pending.settle();
+        self.write(to, bytes);
         Ok(())
     }
 
     fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), CudaError> {
         self.not_recording("download")?;
-        let mut region = self.region();
-        let _open = region.open();
-        // SAFETY: as above.
-        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+        self.pending.settle();
+        self.read(from, bytes);
         Ok(())
     }
 
     fn zero(&self, at: u64, bytes: usize) -> Result<(), CudaError> {
         self.not_recording("zero")?;
+        self.pending.settle();
         let mut region = self.region();
         let _open = region.open();
         // SAFETY: as above.
@@ -291,5 +324,29 @@ impl Machine for HostMachine {
 
     fn last_round(&self) -> &Mutex<Vec<u8>> {
         &self.last_round
+    }
+}
+
+impl Streamed for HostMachine {
+    fn push(&self, work: Work) {
+        let work = Arc::new(work);
+        match &mut self.recordings().open {
+            Some(list) => list.push(Recorded::Other(work)),
+            None => self.pending.push(work),
+        }
+    }
+
+    fn read(&self, from: u64, bytes: &mut [u8]) {
+        let mut region = self.region();
+        let _open = region.open();
+        // SAFETY: addresses are of memory that this machine holds, or that the caller lent.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) {
+        let mut region = self.region();
+        let _open = region.open();
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
     }
 }

@@ -117,6 +117,11 @@ impl Region {
         }
     }
 
+    /// Where it starts.
+    pub fn base(&self) -> usize {
+        self.base.as_ptr() as usize
+    }
+
     /// Bytes that were never given out.
     pub fn free_bytes(&self) -> usize {
         LIMIT - self.used

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::HostMachine;
+use crate::stream::Work;
 use plugfold_cuda::{Arg, CudaError, Kernel, Launch, Machine};
 
 /// Recordings by number, and the one that is under way.
@@ -19,8 +21,14 @@ enum Held {
     Struct(&'static str, Vec<u8>),
 }
 
+/// What a recording holds: launches, and work of other libraries.
+pub enum Recorded {
+    Launch(Kept),
+    Other(Arc<Work>),
+}
+
 /// A launch with everything in it.
-pub struct Recorded {
+pub struct Kept {
     kernel: &'static Kernel,
     grid: [u32; 3],
     threads: u32,
@@ -38,10 +46,22 @@ impl Recorded {
             Arg::Float(v) => Held::Same(Arg::Float(v)),
         };
         let Launch { kernel, grid, threads, shared, args } = *launch;
-        Self { kernel, grid, threads, shared, args: args.iter().map(held).collect() }
+        Self::Launch(Kept { kernel, grid, threads, shared, args: args.iter().map(held).collect() })
     }
 
-    pub fn launch(&self, machine: &impl Machine) -> Result<(), CudaError> {
+    pub fn launch(&self, machine: &HostMachine) -> Result<(), CudaError> {
+        match self {
+            Recorded::Launch(kept) => kept.launch(machine),
+            Recorded::Other(work) => {
+                machine.pending.push(work.clone());
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn launch(&self, machine: &impl Machine) -> Result<(), CudaError> {
         let mut args: Vec<Arg<'_>> = Vec::with_capacity(self.args.len());
         for held in &self.args {
             args.push(match held {

@@ -6,6 +6,7 @@ mod memory;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
+use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -90,6 +91,21 @@ impl Context {
     fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained as long as `self` lives.
         call("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
+    }
+}
+
+impl Context {
+    /// Its device's number for life, as `nvidia-smi -L` prints it (without the first word).
+    fn uuid(&self) -> Result<String, CudaError> {
+        let mut uuid = sys::CUuuid { bytes: [0; 16] };
+        // SAFETY: the pointer is to a live value; the device is the driver's.
+        call("cuDeviceGetUuid", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, self.device) })?;
+        let mut text = String::new();
+        for (at, byte) in uuid.bytes.iter().enumerate() {
+            let cut = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+            let _ = write!(text, "{cut}{:02x}", *byte as u8);
+        }
+        Ok(text)
     }
 }
 
@@ -480,6 +496,22 @@ impl Machine for Gpu {
 
     fn forget_recording(&self, recording: u64) {
         self.recordings.lock().unwrap_or_else(PoisonError::into_inner).graphs.remove(&recording);
+    }
+
+    fn forget_recordings(&self) {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner).graphs.clear();
+    }
+
+    fn identity(&self) -> Result<(usize, String), CudaError> {
+        Ok((self.context.index, self.context.uuid()?))
+    }
+
+    fn enter(&self) -> Result<(), CudaError> {
+        self.context.enter()
+    }
+
+    fn stream(&self) -> u64 {
+        self.stream.0 as u64
     }
 
     fn free_bytes(&self) -> Result<u64, CudaError> {

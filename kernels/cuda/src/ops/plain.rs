@@ -1,7 +1,7 @@
 //! Operations on rows by themselves: `embed` and `mtp.in`, `dense`, `head`, `norm`, the activations, `residual`, `tap`,
 //! `final`, `rows.pick`, `comm.sum`, `sample.candidates`.
 
-use plugfold_abi::{Comm, FIRST_VIRTUAL_ID, OpError};
+use plugfold_abi::{Comm, CommObject, FIRST_VIRTUAL_ID, OpError};
 
 use super::operands::{Mat, Operands, TableArg};
 use super::products::Product;
@@ -214,7 +214,8 @@ pub(super) fn pick(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     copy(o, x, list, wanted.len(), d, out)
 }
 
-/// One rank's rows are copied. Of several ranks the rows go through the host, whose transport orders them by rank.
+/// One rank's rows are copied. Those of several ranks are exchanged where they are, if the transport can, or go through the
+/// host; either way they come in the order of ranks.
 pub(super) fn sum(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let (d, ranks, rows) = (o.size(0, "D")?, o.size(1, "P")?, o.rows());
     let mine = o.input(0, "partial", rows, d)?;
@@ -229,12 +230,15 @@ pub(super) fn sum(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     if there != ranks {
         return Err(o.error(&format!("P is {ranks}, but there are {there} ranks")));
     }
-    if rows == 0 {
-        comm.gather(&[], &mut [])?;
-        return Ok(());
-    }
+    let on_device = comm.exchanges()?.device;
     let bytes = rows * d * 4;
+    if rows == 0 {
+        return if on_device { Ok(()) } else { comm.gather(&[], &mut []) };
+    }
     let staged = Scratch::pieces(&[bytes, ranks * bytes]).take(o.machine)?;
+    if on_device {
+        return exchange(o, comm, mine, parts, (rows, d, ranks), &staged);
+    }
     copy(o, mine, 0, rows, d, Mat { at: staged[0], stride: d as u32 })?;
     let (mut sent, mut all) = (vec![0u8; bytes], vec![0u8; ranks * bytes]);
     o.machine.download(staged[0], &mut sent)?;
@@ -242,6 +246,37 @@ pub(super) fn sum(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     o.machine.upload(staged[1], &all)?;
     for rank in 0..ranks {
         let from = Mat { at: staged[1] + (rank * bytes) as u64, stride: d as u32 };
+        copy(o, from, 0, rows, d, parts.columns(rank * d))?;
+    }
+    Ok(())
+}
+
+/// All ranks' rows, from and to the device's memory.
+///
+/// `staged`: room for rows that do not lie one after the other, and for all that come.
+fn exchange(
+    o: &Operands<'_>,
+    comm: &CommObject,
+    mine: Mat,
+    parts: Mat,
+    (rows, d, ranks): (usize, usize, usize),
+    staged: &[u64],
+) -> Result<(), OpError> {
+    let bytes = rows * d * 4;
+    let sent = if rows == 1 || mine.stride as usize == d {
+        mine.at
+    } else {
+        copy(o, mine, 0, rows, d, Mat { at: staged[0], stride: d as u32 })?;
+        staged[0]
+    };
+    // The parts of a single row lie as they come.
+    let all = if rows == 1 { parts.at } else { staged[1] };
+    comm.gather_on_device(sent, all, bytes as u64, o.machine.stream())?;
+    if rows == 1 {
+        return Ok(());
+    }
+    for rank in 0..ranks {
+        let from = Mat { at: all + (rank * bytes) as u64, stride: d as u32 };
         copy(o, from, 0, rows, d, parts.columns(rank * d))?;
     }
     Ok(())
