@@ -69,6 +69,8 @@ pub struct Settings {
     pub window_rows: usize,
     /// Processes the model is split over.
     pub ranks: usize,
+    /// Where rank 0 waits for ranks of other hosts, and these find it; without it rank 0 starts the others itself.
+    pub ranks_at: Option<String>,
     /// Where the model runs.
     pub device: Device,
     /// Transport of collectives between ranks, by its name; without it the one that is built in.
@@ -141,6 +143,7 @@ impl Default for Settings {
             prefill_rows: 64,
             window_rows: 8,
             ranks: 1,
+            ranks_at: None,
             device: Device::Cpu,
             transport: None,
             executor: None,

@@ -8,7 +8,10 @@ use plugfold_engine::service::{Event, Request, RequestStats, Service};
 use serde_json::{Value, json};
 
 use super::progress::Prefilling;
-use super::{ModelArgs, bench_hooks, bench_http, bench_roofline, bench_synthetic, exl3, model, write_whole};
+use super::{
+    ModelArgs, bench_exchange, bench_hooks, bench_http, bench_roofline, bench_synthetic, exl3, model,
+    write_whole,
+};
 
 /// Measure.
 #[derive(Subcommand)]
@@ -25,6 +28,8 @@ pub enum Bench {
     Hooks(bench_hooks::HooksArgs),
     /// Steps, windows and prompts of a model of random numbers with a real model's sizes.
     Synthetic(Box<bench_synthetic::Synthetic>),
+    /// Exchanges between ranks over the transport of the settings: on the host, on devices, recorded.
+    Exchange(bench_exchange::Exchange),
     /// The server alone: first text, slots of clients that leave, many streams at once.
     Http(bench_http::HttpArgs),
 }
@@ -58,6 +63,7 @@ impl Bench {
             Self::Exl3(args) => return args.run(),
             Self::Hooks(args) => return args.run(),
             Self::Synthetic(args) => return args.run(),
+            Self::Exchange(args) => return args.run(),
             Self::Http(args) => return args.run(),
         };
         let decode = kind == "decode";

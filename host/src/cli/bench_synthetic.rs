@@ -157,7 +157,11 @@ impl Synthetic {
                     let took = began.elapsed().as_secs_f64();
                     let report = this.measure(&mut rank, &times, took);
                     match &report {
-                        Ok(_) => rank.world.goodbye(),
+                        Ok(_) => {
+                            // Who leaves first must not leave another in an exchange.
+                            let _ = rank.world.agree_all("bench: done", true);
+                            rank.world.goodbye();
+                        }
                         Err(error) => drop(rank.world.fail(format!("{error:#}"))),
                     }
                     report

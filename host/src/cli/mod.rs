@@ -2,6 +2,7 @@
 
 mod ab;
 mod bench;
+mod bench_exchange;
 mod bench_hooks;
 mod bench_http;
 mod bench_roofline;
@@ -96,6 +97,8 @@ enum Command {
     /// Loads libraries on trial; started by whoever has new ones.
     #[command(hide = true)]
     ProbePlugins,
+    /// Be a further rank of an engine whose rank 0 is on another host.
+    Join(Box<model::Join>),
     /// A further rank; started by rank 0.
     #[command(hide = true)]
     Rank(model::Follow),
@@ -219,6 +222,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Command::ProbePlugins => {
             ::plugfold::plugins::probe::child().context("standard input is no probe's")?;
         }
+        Command::Join(args) => args.run()?,
         Command::Rank(args) => args.run()?,
         Command::OfPlugin(words) => return plugin_command::run(&words),
     }

@@ -1,7 +1,7 @@
 //! Opening a model on one or several ranks.
 
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,12 +24,17 @@ use plugfold_engine::program::HOST;
 use plugfold_engine::rank::{Options, Rank, raised};
 use plugfold_engine::ranks::{Children, Lead, SECRET_ENV, Secret, World, spawn_local};
 use plugfold_manifest::Manifest;
+use serde_json::json;
 
+use super::ModelArgs;
+use super::bench_exchange::{self, Work};
 use super::progress::Loading;
 use super::setup::{Company, Ordered, Setup};
 
 /// How long ranks wait for each other at the start.
 const MEETING: Duration = Duration::from_secs(60);
+/// How long ranks of several hosts wait for each other: people start them one after another.
+const ACROSS: Duration = Duration::from_secs(600);
 /// How long followers may take to end after rank 0 said goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// How long they may take where rank 0 failed.
@@ -44,7 +49,7 @@ pub struct Model {
 }
 
 /// The processes of the other ranks. Those that still run when this is dropped are ended, which is no crash of theirs.
-struct Followers(Option<Children>);
+pub struct Followers(Option<Children>);
 
 impl Followers {
     /// Those that run.
@@ -55,7 +60,7 @@ impl Followers {
     }
 
     /// Waits for all to end by themselves; `false`: some did not.
-    fn finish(mut self) -> bool {
+    pub fn finish(mut self) -> bool {
         let running = self.running();
         let fine = self.0.take().is_none_or(|children| children.finish(GOODBYE));
         forgotten(&running);
@@ -175,7 +180,7 @@ pub fn open(setup: &Setup) -> anyhow::Result<Model> {
         sentinel = Some(Sentinel::raise(&cache, (0, settings.ranks), names)?);
     }
     threads(settings.threads, settings.ranks)?;
-    let (world, followers) = meet(settings, &options, &company)?;
+    let (world, followers) = meet(settings, &options, &company, None)?;
     let loading = Loading::start(&options.model);
     let device = device::open(settings.device, 0)?;
     let core = CoreOptions { progress: loading.told(), device, ..CoreOptions::default() };
@@ -219,9 +224,21 @@ pub fn threads(asked: Option<usize>, ranks: usize) -> anyhow::Result<()> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().context("the threads of the kernels")
 }
 
-fn meet(settings: &Settings, options: &Options, company: &Company) -> anyhow::Result<(World, Followers)> {
+/// Starts the other ranks and meets them. They load the model, or measure exchanges.
+pub fn meet(
+    settings: &Settings,
+    options: &Options,
+    company: &Company,
+    exchange: Option<&Work>,
+) -> anyhow::Result<(World, Followers)> {
     if settings.ranks == 1 {
         return Ok((World::single(), Followers(None)));
+    }
+    if let Some(at) = &settings.ranks_at {
+        let (lead, secret) = (Lead::bind(address(at)?)?, shared_secret()?);
+        let (addr, last) = (lead.addr(), settings.ranks - 1);
+        super::tell(&format_args!("rank 0 waits at {addr} for ranks 1 to {last} (`plugfold join --rank N`)"));
+        return Ok((lead.world(settings.ranks, &secret, ACROSS, &mut || Ok(()))?, Followers(None)));
     }
     let secret = Secret::random()?;
     let lead = Lead::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
@@ -231,6 +248,9 @@ fn meet(settings: &Settings, options: &Options, company: &Company) -> anyhow::Re
     common.extend(["--ranks".into(), settings.ranks.to_string().into(), "--options".into(), settled.into()]);
     common.extend(["--plugins".into(), serde_json::to_string(company)?.into()]);
     common.extend(["--device".into(), settings.device.to_string().into()]);
+    if let Some(work) = exchange {
+        common.extend(["--exchange".into(), serde_json::to_string(work)?.into()]);
+    }
     common.extend(settings.threads.into_iter().flat_map(|n| ["--threads".into(), n.to_string().into()]));
     let children = spawn_local(&program, settings.ranks, &secret, |rank| {
         common.iter().cloned().chain(["--rank".into(), rank.to_string().into()]).collect()
@@ -239,6 +259,20 @@ fn meet(settings: &Settings, options: &Options, company: &Company) -> anyhow::Re
     let mut check = || followers.0.as_mut().map_or(Ok(()), Children::check);
     let world = lead.world(settings.ranks, &secret, MEETING, &mut check)?;
     Ok((world, followers))
+}
+
+/// The secret that ranks of several hosts are given.
+fn shared_secret() -> anyhow::Result<Secret> {
+    let secret = std::env::var(SECRET_ENV).with_context(|| {
+        format!("{SECRET_ENV} is not set: ranks of several hosts know each other by it, so set it to one text on all of them")
+    })?;
+    Ok(Secret::new(secret))
+}
+
+/// The address that the setting `ranks_at` names.
+fn address(at: &str) -> anyhow::Result<SocketAddr> {
+    let found = at.to_socket_addrs().with_context(|| format!("ranks_at is {at:?}: give ADDRESS:PORT"))?;
+    found.into_iter().next().with_context(|| format!("ranks_at is {at:?}: no such host"))
 }
 
 /// Arguments of a further rank.
@@ -258,6 +292,9 @@ pub struct Follow {
     device: Device,
     #[arg(long)]
     threads: Option<usize>,
+    /// What to measure, instead of loading a model.
+    #[arg(long)]
+    exchange: Option<String>,
 }
 
 impl Follow {
@@ -270,25 +307,82 @@ impl Follow {
         let company: Company = serde_json::from_str(&self.plugins).context("--plugins")?;
         let class = device::class(self.device)?;
         let chosen = choose(&company.list, &Search::only(company.folders.clone()), &class)?;
-        let mut sentinel = None;
-        if !chosen.is_empty() {
-            let names = chosen.iter().map(|c| c.library.name.clone()).collect();
-            sentinel = Some(Sentinel::raise(&cache_folder()?, (self.rank, self.ranks), names)?);
-        }
+        let sentinel = sentinel(&chosen, self.rank, self.ranks)?;
         let world = World::join(self.lead, self.rank, self.ranks, &Secret::new(secret), MEETING)?;
         let device = device::open(self.device, self.rank)?;
-        let core = CoreOptions { device, ..CoreOptions::default() };
-        let (rank, plugins) = load(&options, core, world, chosen, &company)?;
-        sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
-        rank.follow_or(|_| {
-            // The other ranks know the reason; this process would never end.
-            std::thread::sleep(Duration::from_secs(1));
-            std::process::exit(1);
-        })?;
-        drop(plugins);
-        drop(sentinel);
-        Ok(())
+        if let Some(work) = &self.exchange {
+            let work = bench_exchange::read(work)?;
+            work.run(&options, &company, chosen, &world, device.as_ref())?;
+            return Ok(());
+        }
+        follow(&options, device, world, chosen, &company, sentinel)
     }
+}
+
+/// A further rank of an engine whose rank 0 is on another host: the same settings and plugins as there, with `ranks_at` the address
+/// at which that waits.
+#[derive(Args)]
+pub struct Join {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// This rank, from 1 on.
+    #[arg(long, value_name = "N")]
+    rank: usize,
+    /// Which of this host's ranks it is: the first takes the first GPU.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    place: usize,
+}
+
+impl Join {
+    /// Joins rank 0, loads, follows.
+    pub fn run(self) -> anyhow::Result<()> {
+        let setup = self.model.setup(json!({}))?;
+        let settings = setup.settings();
+        let Some(at) = &settings.ranks_at else {
+            bail!("--set ranks_at=ADDRESS:PORT: give the address at which rank 0 waits");
+        };
+        if self.rank == 0 || self.rank >= settings.ranks {
+            let last = settings.ranks.saturating_sub(1);
+            bail!("--rank {} of --ranks {}: further ranks are 1 to {last}", self.rank, settings.ranks);
+        }
+        let (at, secret, options) = (address(at)?, shared_secret()?, options(settings)?);
+        let company = setup.company()?;
+        threads(settings.threads, 1)?;
+        let sentinel = sentinel(&setup.chosen, self.rank, settings.ranks)?;
+        let world = World::join(at, self.rank, settings.ranks, &secret, ACROSS)?;
+        let device = device::open(settings.device, self.place)?;
+        follow(&options, device, world, setup.chosen, &company, sentinel)
+    }
+}
+
+fn sentinel(chosen: &[Chosen], rank: usize, ranks: usize) -> anyhow::Result<Option<Sentinel>> {
+    if chosen.is_empty() {
+        return Ok(None);
+    }
+    let names = chosen.iter().map(|c| c.library.name.clone()).collect();
+    Ok(Some(Sentinel::raise(&cache_folder()?, (rank, ranks), names)?))
+}
+
+/// A follower's life.
+fn follow(
+    options: &Options,
+    device: Option<Arc<dyn plugfold_kernels::device::Device>>,
+    world: World,
+    chosen: Vec<Chosen>,
+    company: &Company,
+    mut sentinel: Option<Sentinel>,
+) -> anyhow::Result<()> {
+    let core = CoreOptions { device, ..CoreOptions::default() };
+    let (rank, plugins) = load(options, core, world, chosen, company)?;
+    sentinel.as_mut().map_or(Ok(()), Sentinel::serving)?;
+    rank.follow_or(|_| {
+        // The other ranks know the reason; this process would never end.
+        std::thread::sleep(Duration::from_secs(1));
+        std::process::exit(1);
+    })?;
+    drop(plugins);
+    drop(sentinel);
+    Ok(())
 }
 
 /// The text model of a checkpoint; ids that its configuration names as ends of a reply are added once it is read.

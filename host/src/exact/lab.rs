@@ -55,7 +55,11 @@ fn on_one<T>(
     let mut loaded = Rank::load(&setup.options, core, world).map_err(|e| e.to_string())?;
     let out = script(&mut loaded);
     match &out {
-        Ok(_) => loaded.world.goodbye(),
+        Ok(_) => {
+            // Who leaves first must not leave another in an exchange. Where one has failed, it says so itself.
+            let _ = loaded.world.agree_all("script: done", true);
+            loaded.world.goodbye();
+        }
         // The others must not wait for this rank.
         Err(error) => drop(loaded.world.fail(error.clone())),
     }

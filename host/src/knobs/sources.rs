@@ -13,13 +13,15 @@ use crate::plugins::{plugin_id, same_plugin};
 /// Prefixes of the variables that are settings.
 const PREFIXES: [&str; 2] = ["PLUGFOLD_", "GLM53_TF_"];
 /// Variables with the prefix that are not settings; those for tests begin with `PLUGFOLD_TEST_`.
-const NOT_SETTINGS: [&str; 6] = [
+const NOT_SETTINGS: [&str; 7] = [
     "PLUGFOLD_CONFIG_DIR",
     "PLUGFOLD_CACHE_DIR",
     "PLUGFOLD_RANKS_SECRET",
     "PLUGFOLD_LOG",
     plugfold_cuda::cache::CACHE_VARIABLE,
     plugfold_cuda::compile::NVRTC_VARIABLE,
+    // Where this host has the library of that name.
+    "PLUGFOLD_NCCL",
 ];
 /// Variables that stand for keys of a profile which are no knobs.
 const PLUGINS_ENV: &str = "PLUGFOLD_PLUGINS";
