@@ -9,13 +9,16 @@ cd "$(dirname "$0")/../.."
 folder=$1
 mkdir -p "$folder/cubins" "$folder/plugins" "$folder/models"
 cargo build --locked -p plugfold-cuda --example gpu
-cargo build --locked --release -p plugfold -p plugfold-base-graph
+plugins=(base_graph base_nccl base_shm base_tcp)
+cargo build --locked --release -p plugfold $(printf -- '-p plugfold-%s ' "${plugins[@]//_/-}")
 cp target/debug/examples/gpu "$folder/gpu"
 cp target/release/plugfold "$folder/plugfold"
-cp target/release/libplugfold_base_graph.so "$folder/plugins/"
 strip "$folder/gpu" "$folder/plugfold"
-# A library's note has to stay.
-strip --strip-debug "$folder/plugins/libplugfold_base_graph.so"
+for plugin in "${plugins[@]}"; do
+  cp "target/release/libplugfold_$plugin.so" "$folder/plugins/"
+  # A library's note has to stay.
+  strip --strip-debug "$folder/plugins/libplugfold_$plugin.so"
+done
 cp tests/gpu/run.sh tests/gpu/peers.py "$folder/"
 cp -r tests/fixtures/tiny host/assets/demo-model "$folder/models/"
 rm -f "$folder/models/tiny/goldens.safetensors"

@@ -3,16 +3,17 @@
 #
 #   tests/gpu/run.sh FOLDER [OUT] [SECONDS] [PARTS]
 #
-# PARTS are any of kernels, model, full, peers, sanitizer; all without it. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
+# PARTS are any of kernels, model, full, ranks, peers, sanitizer; all without it. `ranks` needs NCCL (PLUGFOLD_NCCL, or a Python that
+# has it) and does what the number of GPUs allows. FOLDER holds the programs and the cache of compiled kernels. Every check runs in a process of its own with a
 # time limit, and the rest goes on after one that fails; what has not begun after SECONDS (190 unless given) is left out and
 # said so. Results go to OUT (default: $OUT, or ./gpu-results): facts.json, cases.jsonl, encoder.jsonl, times.json with times.txt, model.txt,
-# full.txt with full-*.json, peers.json, sanitizer.txt, and summary.txt.
+# full.txt with full-*.json, ranks.txt with exchange-*.json and ranks-*.json, peers.json, sanitizer.txt, and summary.txt.
 set -uo pipefail
 
 folder=$(cd "$1" && pwd)
 out=${2:-${OUT:-gpu-results}}
 limit=${3:-190}
-parts=${4:-kernels model full peers sanitizer}
+parts=${4:-kernels model full ranks peers sanitizer}
 mkdir -p "$out"
 export PLUGFOLD_CUDA_CACHE="$folder/cubins"
 gpu="$folder/gpu"
@@ -97,6 +98,96 @@ if has full; then
     --prefill-rows 2048 --json "$out/full-eager.json"
   check "22 layers, recorded" 250 full.txt "$plugfold" bench synthetic "${like[@]}" --prefill-rows 2048 --seconds 20 \
     --json "$out/full-graph.json" "${graph[@]}"
+fi
+# refused WORDS COMMAND...: the command fails and says so.
+refused() {
+  local words=$1 said
+  shift
+  if said=$("$@" 2>&1); then
+    echo "was not refused: $*" >&2
+    return 1
+  fi
+  grep -F -- "$words" <<<"$said" || { printf 'no word of "%s" in: %s\n' "$words" "$said" >&2; return 1; }
+}
+
+# ends SIGNAL COMMAND...: rank 1 gets a signal in the middle of exchanges, and rank 0 ends within 6 s (5 s and what a process takes
+# to end), with its name.
+ends() {
+  local signal=$1 said lead rank since took
+  shift
+  said=$(mktemp -p "$work")
+  "$@" >/dev/null 2>"$said" &
+  lead=$!
+  for _ in $(seq 900); do
+    grep -q 'exchanges begin' "$said" && break
+    kill -0 "$lead" 2>/dev/null || break
+    sleep 0.1
+  done
+  sleep 1
+  read -r rank _ <"/proc/$lead/task/$lead/children"
+  if [ -z "$rank" ]; then
+    echo "the ranks did not start: $(cat "$said")" >&2
+    kill -9 "$lead" 2>/dev/null
+    return 1
+  fi
+  since=$(date +%s%N)
+  kill "-$signal" "$rank"
+  for _ in $(seq 200); do
+    kill -0 "$lead" 2>/dev/null || break
+    sleep 0.05
+  done
+  took=$((($(date +%s%N) - since) / 1000000))
+  if kill -0 "$lead" 2>/dev/null; then
+    echo "rank 0 still runs $took ms after $signal" >&2
+    kill -9 "$lead" "$rank" 2>/dev/null
+    return 1
+  fi
+  kill -9 "$rank" 2>/dev/null
+  echo "$signal: rank 0 ended after $took ms: $(tail -n 1 "$said")"
+  [ "$took" -le 6000 ] && grep -q 'rank 1 of 2' "$said" || { cat "$said" >&2; return 1; }
+}
+
+if has ranks; then
+  found=${PLUGFOLD_NCCL:-$(python3 -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")' 2>/dev/null)}
+  [ -z "$found" ] || export PLUGFOLD_NCCL=$found
+  # Rented machines may show NVLink multicast that cannot be used.
+  export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+  say "ranks: $gpus GPUs, NCCL in ${PLUGFOLD_NCCL:-the path of the loader}"
+  nccl=(--plugin-path "$folder/plugins" --plugin base-nccl --set transport=nccl --device cuda)
+  exchange=("$plugfold" bench exchange)
+  export -f refused ends
+  export work
+  check "1 rank over NCCL" 120 ranks.txt "${exchange[@]}" "${nccl[@]}" --json "$out/exchange-nccl-1.json"
+  check "two ranks on one GPU are refused" 120 ranks.txt env CUDA_VISIBLE_DEVICES=0 bash -c 'refused "$@"' refused \
+    "are on one GPU" "${exchange[@]}" "${nccl[@]}" --ranks 2
+  check "a missing NCCL is refused" 60 ranks.txt env PLUGFOLD_NCCL=/nowhere bash -c 'refused "$@"' refused \
+    "pip install nvidia-nccl-cu13" "${exchange[@]}" "${nccl[@]}"
+  if [ "$gpus" -ge 2 ]; then
+    for transport in tcp shm nccl; do
+      other=(--plugin-path "$folder/plugins" --plugin "base-$transport" --set "transport=$transport" --device cuda)
+      check "exchange of 2 ranks over $transport" 120 ranks.txt "${exchange[@]}" "${other[@]}" --ranks 2 \
+        --json "$out/exchange-$transport-2.json"
+    done
+    for signal in KILL STOP; do
+      check "rank 1 gets $signal" 150 ranks.txt bash -c 'ends "$@"' ends "$signal" "${exchange[@]}" "${nccl[@]}" --ranks 2 \
+        --turns 100000000
+    done
+    for model in "$tiny" "$demo"; do
+      name=$(basename "$model")
+      check "exact $name, 2 ranks over NCCL" 150 ranks.txt "$plugfold" exact --model "$model" --ranks 2 "${nccl[@]}"
+      check "exact $name, 2 ranks over NCCL, recorded" 150 ranks.txt "$plugfold" exact --model "$model" --ranks 2 "${nccl[@]}" \
+        "${graph[@]}"
+    done
+    for way in tcp nccl; do
+      other=(--plugin-path "$folder/plugins" --plugin "base-$way" --set "transport=$way")
+      check "decode on 2 ranks over $way, recorded" 60 ranks.txt "$plugfold" bench decode --model "$demo" --device cuda --ranks 2 \
+        "${other[@]}" "${graph[@]}"
+      check "45 layers on 2 ranks over $way, recorded" 400 ranks.txt "$plugfold" bench synthetic --ranks 2 \
+        --like "$folder/models/published.json" --model "$demo" --layers 45 --no-draft-head --bits 4 --device cuda \
+        --prefill-rows 2048 --at 1024 --windows 1,8 --prompts 2048 "${other[@]}" "${graph[@]}" --json "$out/ranks-$way.json"
+    done
+  fi
 fi
 if has peers && python3 -c 'import torch' 2>/dev/null; then
   check "peers" 240 peers.json python3 "$folder/peers.py"
