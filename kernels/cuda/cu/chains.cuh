@@ -21,6 +21,8 @@ struct Chains {
   const float* bias;
   float *out, *partial;
   u32* done;
+  // Addresses of the output rows, where they do not lie in `out`.
+  const u64* to;
   u32 x_stride, out_stride, rows, n, k, unused;
 };
 
@@ -35,7 +37,6 @@ DEVICE float weight_of(float w) { return w; }
 // Chain `index` of rows `4 * tile ..` and panels `2 * pair ..`, by a block of four warps.
 template <class W> DEVICE void chain(const Chains& c, u32 index, u32 tile, u32 pair) {
   SHARED_BYTES(shared);
-  SHARED u32 s_last;
   const u32 size = ChainRoom<W>::panel, panels = (c.n + PANEL - 1) / PANEL, pairs = (panels + 1) / 2;
   const u32 chains = (c.k + CHAIN - 1) / CHAIN, from = index * CHAIN, count = low(CHAIN, c.k - from);
   const u32 first = tile * CHAIN_ROWS, rows = low(CHAIN_ROWS, c.rows - first);
@@ -74,14 +75,7 @@ template <class W> DEVICE void chain(const Chains& c, u32 index, u32 tile, u32 p
     partial[index * next] = sum;
   }
   // The block that ends last finds everybody's sums there.
-  u32* done = c.done + tile * pairs + pair;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) s_last = atomicAdd(done, 1u) == chains - 1;
-  __syncthreads();
-  if (!s_last) return;
-  __threadfence();
-  if (threadIdx.x == 0) *done = 0;
+  if (!last_of(c.done + tile * pairs + pair, chains)) return;
   u32 column = pair * CHAIN_OUTPUTS + lane();
   if (warp() >= rows || column >= c.n) return;
   float total = 0.0f;
@@ -97,5 +91,6 @@ template <class W> DEVICE void chain(const Chains& c, u32 index, u32 tile, u32 p
     }
   }
   if (c.bias) total = total + c.bias[column];
-  c.out[(u64)(first + warp()) * c.out_stride + column] = total;
+  float* row = c.to ? (float*)c.to[first + warp()] : c.out + (u64)(first + warp()) * c.out_stride;
+  row[column] = total;
 }

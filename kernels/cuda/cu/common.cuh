@@ -86,6 +86,12 @@ DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 template <int threads> DEVICE void part_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(threads) : "memory"); }
 // Keeps the compiler from moving loads and stores past this place.
 DEVICE void keep_order() { asm volatile("" ::: "memory"); }
+// Adds one, and gives what was there: whoever sees the sum sees what was written before, by all threads that this one has met.
+DEVICE u32 count_up(u32* at) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(at) : "memory");
+  return before;
+}
 // What other blocks of the launch wrote before this one was told so.
 DEVICE float load_shared_by_blocks(const float* from) {
   float v;
@@ -219,6 +225,19 @@ template <int N> DEVICE u32 many_index(u32 l) {
     half /= 2;
   }
   return index;
+}
+
+// Whether this block is the last of `count` to come here: it finds what all of them wrote before, by `load_shared_by_blocks`.
+// `counter` is 0 between launches. One thread counts for its block, so that only that one waits for the writes to arrive.
+DEVICE bool last_of(u32* counter, u32 count) {
+  SHARED u32 s_last;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    s_last = count_up(counter) == count - 1;
+    if (s_last) *counter = 0;
+  }
+  __syncthreads();
+  return s_last;
 }
 
 // Elements that a block stages at a time for one of its warps to sum. A multiple of 32.

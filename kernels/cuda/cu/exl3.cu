@@ -371,7 +371,6 @@ DEVICE void finish(const Wave& wave, const Segment& s, u32 block, u64 scales, co
 // warp.
 template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& wave) {
   SHARED_BYTES(shared);
-  SHARED u32 s_last;
   Tile tile = tile_of(rows, blockIdx.y, 1);
   Segment s;
   u32 rotation;
@@ -421,14 +420,7 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
   u64 row = (u64)blockIdx.z * rows.count + blockIdx.y;
   if (share == 0) part.template store<1>(total, wave.raw + row * wave.n, 0, 1);
   // The last of the blocks of 128 columns finds everybody's sums there.
-  u32* done = wave.done + row * (wave.n / 128) + block;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) s_last = atomicAdd(done, 1u) == sharers - 1;
-  __syncthreads();
-  if (!s_last || warp() != 0) return;
-  __threadfence();
-  if (lane() == 0) *done = 0;
+  if (!last_of(wave.done + row * (wave.n / 128) + block, sharers) || warp() != 0) return;
   finish(wave, s, block, scales, wave.raw + row * wave.n, rows.output(tile.first));
 }
 

@@ -72,6 +72,7 @@ struct ChainsArg {
     out: u64,
     partial: u64,
     done: u64,
+    to: u64,
     x_stride: u32,
     out_stride: u32,
     rows: u32,
@@ -138,7 +139,7 @@ const fn stream_bytes(rows: usize, bf16: bool) -> u32 {
 }
 /// Rows of a block of chains: `CHAIN_ROWS` of the source.
 const CHAIN_ROWS: usize = 4;
-/// Chains from which on they are spread, where panels are few.
+/// Chains from which on they are spread only where panels are few: with fewer, most lanes of `panels_stream` have none.
 const SPREAD: usize = 3;
 /// Shared memory of a block of chains: two panels, a row more in each (`ChainRoom` of the source), and the inputs.
 const fn chain_bytes(bf16: bool) -> u32 {
@@ -246,8 +247,8 @@ impl Product<'_> {
         }
         let most = STREAM.into_iter().find(|s| *s >= at_once).unwrap_or(STREAM[STREAM.len() - 1]);
         let (panels, tiles) = (n.div_ceil(16), self.rows.div_ceil(most));
-        let whole = self.lists.is_none() && self.to == 0 && stack.data != 0;
-        if whole && panels * tiles < FEW && self.k.div_ceil(256) >= SPREAD {
+        let (whole, chains) = (self.lists.is_none() && stack.data != 0, self.k.div_ceil(256));
+        if whole && (chains < SPREAD || panels * tiles < FEW) {
             return self.chains(o, tables, stack.data, bf16, x, false);
         }
         let name = format!("panels_stream_{kind}_{most}");
@@ -311,6 +312,7 @@ impl Product<'_> {
             out: self.out.at,
             partial: Scratch::pieces(&[self.rows * chains * pairs * 32 * 4]).take(o.machine)?[0],
             done: tables.counters(o.machine, tiles * pairs)?,
+            to: self.to,
             x_stride: x.stride,
             out_stride: self.out.stride,
             rows: self.rows as u32,
