@@ -1,16 +1,9 @@
 // The sparse indexer: `idx.write` and `idx.select`.
 
-// Token rows [normed key | gate] at the rows' positions; the norm takes the mean away. A warp a row.
-// Bound: the bytes of the rows.
-KERNEL THREADS(128) idx_tokens(
-    const Round* round, u32 first_row, u32 rows, const float* key, u32 key_stride, const float* gate, u32 gate_stride,
-    const float* weight, const float* bias, float eps, u32 d, Cache tokens) {
-  u32 row = blockIdx.x * 4 + warp();
-  if (row >= rows) return;
-  u32 seq = round->row_seq[first_row + row];
-  float* out = tokens.row(round->seq_slot[seq], round->seq_parity[seq], round->positions[first_row + row]);
-  key += (u64)row * key_stride;
-  gate += (u64)row * gate_stride;
+#define MAX_POOL 16
+
+// The norm of a key, which takes the mean away, by a warp: element i goes to `put(i, value)`.
+template <class F> DEVICE void normed_key(const float* key, const float* weight, const float* bias, float eps, u32 d, F put) {
   float sum = 0.0f;
   // One stretch more than there are whole ones, as the reference adds them.
 #pragma unroll 8
@@ -21,42 +14,70 @@ KERNEL THREADS(128) idx_tokens(
     float v = i < d ? key[i] - mean : 0.0f;
     square = fma_rn(v, v, square);
   }
-  float inverse = div_rn(1.0f, sqrt_rn(div_rn(tree(square), (float)d) + eps));
+  float inverse = rms_factor(tree(square), d, eps);
   for (u32 base = lane(); base < d; base += 128) {
     // Loads before stores.
-    float normed[4], g[4];
+    float v[4];
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
       u32 i = low(base + 32 * j, d - 1);
-      normed[j] = fma_rn((key[i] - mean) * inverse, weight[i], bias[i]);
-      g[j] = gate[i];
+      v[j] = fma_rn((key[i] - mean) * inverse, weight[i], bias[i]);
     }
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
-      u32 i = base + 32 * j;
-      if (i < d) {
-        out[i] = normed[j];
-        out[d + i] = g[j];
-      }
+      if (base + 32 * j < d) put(base + 32 * j, v[j]);
     }
   }
 }
 
-#define MAX_POOL 16
-
-// Keys of the pools that rows of the call complete. A block a row, which works if its position ends a pool; a thread a
-// channel. Bound: the bytes of the pool's token rows.
-KERNEL THREADS(128) idx_pools(const Round* round, u32 first_row, const float* ape, u32 d, u32 pool, Cache tokens, Cache pools) {
+// Token rows [normed key | gate] at the rows' positions, and the keys of the pools that rows complete. A block a row. Where the
+// row ends a pool, the block makes those of the pool's token rows that are of this call once more, a warp a row, and takes the
+// others from the cache: nobody waits for another block. Bound: latency; at many rows the bytes of the rows.
+KERNEL THREADS(128) idx_write(
+    const Round* round, u32 first_row, const float* key, u32 key_stride, const float* gate, u32 gate_stride,
+    const float* weight, const float* bias, const float* ape, float eps, u32 d, u32 pool, Cache tokens, Cache pools) {
+  SHARED_BYTES(shared);
+  // [token of the pool][key | gate].
+  float* s_tokens = (float*)shared;
   u32 row = first_row + blockIdx.x, seq = round->row_seq[row], position = round->positions[row];
-  if ((position + 1) % pool != 0) return;
-  u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], b = position / pool;
-  float* out = pools.row(slot, parity, b);
+  u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq];
+  const u32 place = position % pool;
+  // Rows before this one that are of its sequence and of the call.
+  u32 begin = round->seq_first[seq];
+  begin = begin > first_row ? begin : first_row;
+  const bool ends = place + 1 == pool;
+  for (u32 j = ends ? warp() : place + warp(); j <= place; j += 4) {
+    const u32 back = place - j;
+    float* to = s_tokens + 2 * d * j;
+    float* out = back == 0 ? tokens.row(slot, parity, position) : nullptr;
+    if (row - begin >= back) {
+      const u64 at = blockIdx.x - back;
+      normed_key(key + at * key_stride, weight, bias, eps, d, [=](u32 i, float v) {
+        to[i] = v;
+        if (out) out[i] = v;
+      });
+      const float* from = gate + at * gate_stride;
+#pragma unroll 4
+      for (u32 i = lane(); i < d; i += 32) {
+        float v = from[i];
+        to[d + i] = v;
+        if (out) out[d + i] = v;
+      }
+    } else {
+      const float* from = tokens.row(slot, parity, position - back);
+#pragma unroll 8
+      for (u32 i = lane(); i < 2 * d; i += 32) to[i] = from[i];
+    }
+  }
+  if (!ends) return;
+  __syncthreads();
+  float* out = pools.row(slot, parity, position / pool);
   for (u32 c = threadIdx.x; c < d; c += blockDim.x) {
     float share[MAX_POOL], top = -infinity(), total = 0.0f, sum = 0.0f;
 #pragma unroll
     for (u32 j = 0; j < MAX_POOL; j++) {
       if (j < pool) {
-        share[j] = tokens.row(slot, parity, (u64)b * pool + j)[d + c] + ape[j * d + c];
+        share[j] = s_tokens[2 * d * j + d + c] + ape[j * d + c];
         top = share[j] > top ? share[j] : top;
       }
     }
@@ -69,7 +90,7 @@ KERNEL THREADS(128) idx_pools(const Round* round, u32 first_row, const float* ap
     }
 #pragma unroll
     for (u32 j = 0; j < MAX_POOL; j++) {
-      if (j < pool) sum = fma_rn(div_rn(share[j], total), tokens.row(slot, parity, (u64)b * pool + j)[c], sum);
+      if (j < pool) sum = fma_rn(div_rn(share[j], total), s_tokens[2 * d * j + c], sum);
     }
     out[c] = sum;
   }

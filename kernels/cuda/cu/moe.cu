@@ -2,7 +2,7 @@
 
 // Experts of a row by falling biased score, ties to the lower id, and their weights from the unbiased scores. A block a row
 // makes the scores, its first warp picks. Bound: latency, of k steps that each find the largest of 32 lanes' best.
-KERNEL THREADS(256) moe_pick(
+KERNEL THREADS(512) moe_pick(
     const float* logits, u32 logits_stride, const float* bias, u32 experts, u32 k, u32 groups, u32 kept, u32 normalized,
     float scale, i32* ids, u32 ids_stride, float* weights, u32 weights_stride) {
   SHARED_BYTES(shared);
@@ -60,10 +60,8 @@ KERNEL THREADS(256) moe_pick(
     }
   };
   look();
-  float total = 0.0f;
   for (u32 slot = 0; slot < k; slot++) {
     u32 top = __reduce_max_sync(ALL, best), e = __reduce_min_sync(ALL, best == top ? at : 0xffffffffu);
-    total = total + score[e];
     if (lane() == 0) {
       ids[slot] = (i32)e;
       picked[slot] = e;
@@ -75,6 +73,9 @@ KERNEL THREADS(256) moe_pick(
     }
     __syncwarp();
   }
+  float total = 0.0f;
+#pragma unroll 8
+  for (u32 slot = 0; slot < k; slot++) total = total + score[picked[slot]];
   float divisor = normalized ? total + 1e-20f : 1.0f;
   for (u32 slot = lane(); slot < k; slot += 32) weights[slot] = div_rn(score[picked[slot]], divisor) * scale;
 }

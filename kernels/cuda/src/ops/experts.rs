@@ -52,7 +52,8 @@ pub(super) fn pick(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(weights.at),
         Arg::Word(weights.stride),
     ];
-    o.launch("moe_pick", [rows, 1, 1], 256, ((2 * e + groups.max(k)) * 4) as u32, &args)
+    let threads = e.next_multiple_of(32).min(512) as u32;
+    o.launch("moe_pick", [rows, 1, 1], threads, ((2 * e + groups.max(k)) * 4) as u32, &args)
 }
 
 pub(super) fn group(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

@@ -14,13 +14,16 @@ const MAX_POOL: usize = 16;
 const POOLS: usize = 64;
 /// Numbers between pools in its shared memory: `POOL_GAP` of the source.
 const POOL_GAP: usize = 4;
-/// Widest head of the indexer that fits the shared memory of a block of `idx_scores`.
+/// Widest head of the indexer that fits the shared memory of a block of `idx_scores`, and sixteen of them that of `idx_write`.
 const MAX_WIDTH: usize = 240;
 
 pub(super) fn write(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let (width, pool, rows) = (o.size(0, "dI")?, o.size(1, "kp")?, o.rows());
     if pool > MAX_POOL {
         return Err(o.error(&format!("pools of {pool} tokens, at most {MAX_POOL} are supported")));
+    }
+    if width > MAX_WIDTH {
+        return Err(o.error(&format!("keys of {width} channels, at most {MAX_WIDTH} are supported")));
     }
     let key = o.input(0, "key", rows, width)?;
     let gate = o.input(1, "gate", rows, width)?;
@@ -40,21 +43,20 @@ pub(super) fn write(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let args = [
         round,
         first_row,
-        Arg::Word(rows as u32),
         Arg::Pointer(key.at),
         Arg::Word(key.stride),
         Arg::Pointer(gate.at),
         Arg::Word(gate.stride),
         Arg::Pointer(weight),
         Arg::Pointer(bias),
+        Arg::Pointer(ape),
         Arg::Float(o.param(0)),
         Arg::Word(width as u32),
+        Arg::Word(pool as u32),
         tokens,
+        pools,
     ];
-    o.launch("idx_tokens", [rows.div_ceil(4), 1, 1], 128, 0, &args)?;
-    let args =
-        [round, first_row, Arg::Pointer(ape), Arg::Word(width as u32), Arg::Word(pool as u32), tokens, pools];
-    o.launch("idx_pools", [rows, 1, 1], 128, 0, &args)
+    o.launch("idx_write", [rows, 1, 1], 128, (pool * 2 * width * 4) as u32, &args)
 }
 
 pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
