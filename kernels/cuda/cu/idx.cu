@@ -99,12 +99,14 @@ KERNEL THREADS(128) idx_write(
 #define POOLS 64
 // Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
 #define POOL_GAP 4
+// Pools of a lane.
+#define LANE_POOLS 8
 
-// Scores of pools for each row: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 16 of them. A lane takes
-// four heads, 8 apart, times four pools, 4 apart, so that eight fetches from shared memory serve 64 multiply-adds, and the channels in order. The sum over heads is that of 16 lanes which have
+// Scores of pools for each row: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 32 of them. A lane takes
+// four heads, 8 apart, times eight pools, 4 apart, so that twelve fetches from shared memory serve 128 multiply-adds, and the channels in order. The sum over heads is that of 16 lanes which have
 // heads i, i + 16, ..: two of these sums are a lane's, and the 16 are added in halves. Bound: the bytes of the pool keys, or
 // HI * dI multiply-adds a pool.
-KERNEL THREADS(128) idx_scores(
+KERNEL THREADS(64) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, float* scores, u64 scores_stride) {
   SHARED_BYTES(shared);
@@ -118,7 +120,7 @@ KERNEL THREADS(128) idx_scores(
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  for (u32 p = warp(); p < count; p += 4) {
+  for (u32 p = warp(); p < count; p += 2) {
     const float* key = pools.row(slot, parity, first + p);
     float* to = s_pool + p * apart;
     if (d % 4 == 0 && (u64)key % 16 == 0) {
@@ -130,23 +132,23 @@ KERNEL THREADS(128) idx_scores(
   copy_commit();
   float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
   const u32 mine = lane() % 8, other = lane() / 8;
-  float sums[2][4];
+  float sums[2][LANE_POOLS];
 #pragma unroll
-  for (u32 p = 0; p < 4; p++) sums[0][p] = sums[1][p] = 0.0f;
+  for (u32 p = 0; p < LANE_POOLS; p++) sums[0][p] = sums[1][p] = 0.0f;
 #pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
     for (u32 from = lane(); from < padded; from += 128) {
-      // A warp's eight heads and four stretches of channels: loads before stores.
-      float x[8][4];
+      // A warp's 16 heads and four stretches of channels: loads before stores.
+      float x[16][4];
 #pragma unroll
-      for (u32 e = 0; e < 32; e++) {
-        u32 h = base + warp() + e / 4 * 4, c = from + e % 4 * 32;
+      for (u32 e = 0; e < 64; e++) {
+        u32 h = base + warp() + e / 4 * 2, c = from + e % 4 * 32;
         x[e / 4][e % 4] = h < heads && c < d ? q[(u64)h * d + c] : 0.0f;
       }
 #pragma unroll
-      for (u32 e = 0; e < 32; e++) {
-        u32 h = warp() + e / 4 * 4, c = from + e % 4 * 32;
+      for (u32 e = 0; e < 64; e++) {
+        u32 h = warp() + e / 4 * 2, c = from + e % 4 * 32;
         if (c < padded) s_q[(c / 4 * 33 + h) * 4 + c % 4] = x[e / 4][e % 4];
       }
     }
@@ -155,31 +157,31 @@ KERNEL THREADS(128) idx_scores(
     for (u32 j = 0; j < 4; j++) weight[j] = base + mine + 8 * j < heads ? w[base + mine + 8 * j] * root : 0.0f;
     copy_wait<0>();
     __syncthreads();
-    float acc[4][4];
+    float acc[4][LANE_POOLS];
 #pragma unroll
     for (u32 j = 0; j < 4; j++) {
 #pragma unroll
-      for (u32 p = 0; p < 4; p++) acc[j][p] = 0.0f;
+      for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = 0.0f;
     }
-    const float* key = s_pool + (warp() * 16 + other) * apart;
+    const float* key = s_pool + (warp() * 4 * LANE_POOLS + other) * apart;
 #pragma unroll 2
     for (u32 c = 0; c < padded; c += 4) {
-      Float4 x[4], k[4];
+      Float4 x[4], k[LANE_POOLS];
 #pragma unroll
       for (u32 j = 0; j < 4; j++) x[j] = *(const Float4*)(s_q + (c / 4 * 33 + mine + 8 * j) * 4);
 #pragma unroll
-      for (u32 p = 0; p < 4; p++) k[p] = *(const Float4*)(key + 4 * p * apart + c);
+      for (u32 p = 0; p < LANE_POOLS; p++) k[p] = *(const Float4*)(key + 4 * p * apart + c);
 #pragma unroll
       for (u32 i = 0; i < 4; i++) {
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
 #pragma unroll
-          for (u32 p = 0; p < 4; p++) acc[j][p] = fma_rn(k[p].v[i], x[j].v[i], acc[j][p]);
+          for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = fma_rn(k[p].v[i], x[j].v[i], acc[j][p]);
         }
       }
     }
 #pragma unroll
-    for (u32 p = 0; p < 4; p++) {
+    for (u32 p = 0; p < LANE_POOLS; p++) {
       // Heads mine and mine + 16 belong to one sum, the other two to another.
 #pragma unroll
       for (u32 j = 0; j < 4; j++) {
@@ -190,11 +192,11 @@ KERNEL THREADS(128) idx_scores(
     }
   }
 #pragma unroll
-  for (u32 p = 0; p < 4; p++) {
+  for (u32 p = 0; p < LANE_POOLS; p++) {
     float v = sums[0][p] + sums[1][p];
 #pragma unroll
     for (u32 half = 4; half > 0; half /= 2) v = v + __shfl_down_sync(ALL, v, half);
-    u32 at = warp() * 16 + 4 * p + other;
+    u32 at = warp() * 4 * LANE_POOLS + 4 * p + other;
     if (mine == 0 && at < count) scores[blockIdx.x * scores_stride + first + at] = v;
   }
 }

@@ -30,6 +30,8 @@ KERNEL THREADS(512) sample_slices(
   });
 }
 
+// Candidates that are ranked, not sorted.
+#define RANKED 128
 // Values that a thread of `sample_merge` can hold.
 #define MERGED 8
 
@@ -57,6 +59,24 @@ KERNEL THREADS(1024) sample_merge(
     place_best(set, threshold_of(set, c), put);
   }
   __syncthreads();
+  auto give = [=](u32 i, u64 key, bool there) {
+    u32 place = (u32)key;
+    there = there && place != ~0u;
+    out[(u64)blockIdx.x * out_stride + i] = there ? logits[place] : -infinity();
+    ids[(u64)blockIdx.x * ids_stride + i] = there ? (i32)(first_id + place) : -1;
+  };
+  if (c <= RANKED) {
+    // A few: each is compared with all others.
+    for (u32 i = threadIdx.x; i < c; i += blockDim.x) {
+      u64 mine = keys[i];
+      u32 rank = 0;
+#pragma unroll 8
+      for (u32 j = 0; j < c; j++) rank += keys[j] < mine || (keys[j] == mine && j < i);
+      give(rank, mine, true);
+    }
+    for (u32 i = c + threadIdx.x; i < wanted; i += blockDim.x) give(i, ~0ull, false);
+    return;
+  }
   for (u32 size = 2; size <= room; size *= 2) {
     for (u32 stride = size / 2; stride > 0; stride /= 2) {
       for (u32 i = threadIdx.x; i < room; i += blockDim.x) {
@@ -72,10 +92,5 @@ KERNEL THREADS(1024) sample_merge(
       __syncthreads();
     }
   }
-  for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) {
-    u32 place = i < c ? (u32)keys[i] : ~0u;
-    bool there = place != ~0u;
-    out[(u64)blockIdx.x * out_stride + i] = there ? logits[place] : -infinity();
-    ids[(u64)blockIdx.x * ids_stride + i] = there ? (i32)(first_id + place) : -1;
-  }
+  for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) give(i, i < c ? keys[i] : ~0ull, i < c);
 }

@@ -103,7 +103,7 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     ];
     let padded = width.next_multiple_of(4);
     let shared = (POOLS * (padded + POOL_GAP) + 33 * padded) * 4;
-    o.launch("idx_scores", [rows, stride / POOLS, 1], 128, shared as u32, &args)?;
+    o.launch("idx_scores", [rows, stride / POOLS, 1], 64, shared as u32, &args)?;
     let args = [
         round,
         first_row,
