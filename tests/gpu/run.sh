@@ -124,7 +124,7 @@ ends() {
     sleep 0.1
   done
   sleep 1
-  read -r rank _ <"/proc/$lead/task/$lead/children"
+  rank=$( (cat "/proc/$lead/task/$lead/children" || pgrep -P "$lead") 2>/dev/null | head -n 1 | cut -d ' ' -f 1)
   if [ -z "$rank" ]; then
     echo "the ranks did not start: $(cat "$said")" >&2
     kill -9 "$lead" 2>/dev/null

@@ -240,12 +240,15 @@ impl Work {
             let asked = ask(QUEUED);
             // Whatever was asked: the device must not go on recording.
             let recording = graphs.end()?;
-            asked?;
-            self.timed(bytes, "one of 20 recorded", QUEUED, lines, || {
-                graphs.launch(recording, &round)?;
-                wait()
-            })?;
+            let timed = asked.and_then(|()| {
+                self.timed(bytes, "one of 20 recorded", QUEUED, lines, || {
+                    graphs.launch(recording, &round)?;
+                    wait()
+                })
+            });
+            // A communicator ends once no recording holds an exchange of it.
             graphs.forget(recording)?;
+            timed?;
         }
         let mut all = vec![0; bytes * ranks];
         access.download(to, SliceMut::from(&mut all[..]))?;
