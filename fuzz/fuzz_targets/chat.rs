@@ -1,4 +1,4 @@
-//! `cargo fuzz run chat`; see `plugfold_fuzz::chat`.
+//! `fuzz/run 60 chat`; see `plugfold_fuzz::chat`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! `cargo fuzz run knobs`; see `plugfold_fuzz::knobs`.
+//! `fuzz/run 60 knobs`; see `plugfold_fuzz::knobs`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

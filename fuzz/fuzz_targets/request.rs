@@ -1,4 +1,4 @@
-//! `cargo fuzz run request`; see `plugfold_fuzz::request`.
+//! `fuzz/run 60 request`; see `plugfold_fuzz::request`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

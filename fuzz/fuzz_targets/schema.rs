@@ -1,4 +1,4 @@
-//! `cargo fuzz run schema`; see `plugfold_fuzz::schema`.
+//! `fuzz/run 60 schema`; see `plugfold_fuzz::schema`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! `cargo fuzz run sse`; see `plugfold_fuzz::sse`.
+//! `fuzz/run 60 sse`; see `plugfold_fuzz::sse`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! `cargo fuzz run tool_calls`; see `plugfold_fuzz::tool_calls`.
+//! `fuzz/run 60 tool_calls`; see `plugfold_fuzz::tool_calls`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,7 +1,7 @@
 //! What any bytes from outside must not break.
 //!
-//! Each target is a function over bytes that panics when an invariant does not hold. `cargo fuzz` runs it from
-//! `fuzz_targets/`; `tests/corpus.rs` runs it over the stored corpus and over a fixed number of its mutations, on any
+//! Each target is a function over bytes that panics when an invariant does not hold. `fuzz/run` runs it
+//! with coverage, from `fuzz_targets/`; `tests/corpus.rs` runs it over the stored corpus and over a fixed number of its mutations, on any
 //! toolchain.
 
 pub mod chat;
