@@ -57,7 +57,7 @@ fn case_26_hundreds_of_slow_clients_disturb_no_good_one() {
     let after = Aftercheck::begin(&server);
     let start = |at: usize| {
         let mut stream = server.connect();
-        let part: &[u8] = if at % 2 == 0 {
+        let part: &[u8] = if at.is_multiple_of(2) {
             b"POST /v1/comp"
         } else {
             b"POST /v1/completions HTTP/1.1\r\nHost: t\r\nContent-Length: 9\r\n\r\n{"

@@ -13,8 +13,8 @@ use plugfold_0610_structured_output::Settings;
 use serde_json::{Value, json};
 use server::{How, Live};
 
-fn threads(threads: usize) -> Option<Settings> {
-    Some(Settings { threads, ..support::patient() })
+fn threads(threads: usize) -> Settings {
+    Settings { threads, ..support::patient() }
 }
 
 fn serial(grammar: Option<Settings>) -> Live {
@@ -91,7 +91,7 @@ fn same(what: &str, got: &Said, want: &Said) {
 #[test]
 fn drafted_batched_and_resumed_replies_are_the_serial_ones() {
     let (held, free) = requests();
-    let held: Vec<Said> = held.iter().map(|body| ask(&serial(threads(0)), body)).collect();
+    let held: Vec<Said> = held.iter().map(|body| ask(&serial(Some(threads(0))), body)).collect();
     // Without the plugin.
     let free: Vec<Said> = free.iter().map(|body| ask(&serial(None), body)).collect();
     // Else it would hold for a plugin that does nothing.
@@ -100,7 +100,7 @@ fn drafted_batched_and_resumed_replies_are_the_serial_ones() {
         regexes.clone().count() > 0 && regexes.clone().all(|held| free.iter().all(|f| f.ids != held.ids))
     );
 
-    let server = Live::start(&How { grammar: threads(3), ..How::default() });
+    let server = Live::start(&How { grammar: Some(threads(3)), ..How::default() });
     let mut drafted = 0;
     for want in held.iter().chain(&free) {
         let got = ask(&server, &want.body);
@@ -126,7 +126,7 @@ fn drafted_batched_and_resumed_replies_are_the_serial_ones() {
     });
 
     // The second turn goes on from the first one's rows.
-    let server = serial(threads(2));
+    let server = serial(Some(threads(2)));
     for want in held.iter().chain(&free).filter(|want| want.body["messages"] == turns(2)) {
         let mut first = want.body.clone();
         first["messages"] = turns(1);
