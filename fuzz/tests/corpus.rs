@@ -18,19 +18,17 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
 fn check(name: &str, mutations: usize) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let corpus = corpus(target);
-    let mut deep = 0;
-    for input in corpus.iter().cloned().chain(Mutations::new(&corpus, target.words, 7).take(mutations)) {
-        let held = catch_unwind(AssertUnwindSafe(|| (target.run)(&input)));
-        deep += usize::from(held.as_ref().is_ok_and(|deep| *deep));
-        assert!(
-            held.is_ok(),
-            "{name} fails on {:?}: b\"{}\"",
-            String::from_utf8_lossy(&input),
-            input.escape_ascii()
-        );
-    }
+    let run = |input: &[u8]| {
+        let held = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+        let told =
+            || format!("{name} fails on {:?}: b\"{}\"", String::from_utf8_lossy(input), input.escape_ascii());
+        held.unwrap_or_else(|_| panic!("{}", told()))
+    };
+    // Most of what a fuzzer keeps is refused early, in its own way: mutations start from what is not.
+    let seeds: Vec<Vec<u8>> = corpus.into_iter().filter(|input| run(input)).collect();
+    let deep = Mutations::new(&seeds, target.words, 7).take(mutations).filter(|input| run(input)).count();
     // Inputs that all end at the first check would show nothing.
-    assert!(deep * 1000 > mutations, "{name}: only {deep} of {mutations} inputs came past the first checks");
+    assert!(deep * 100 > mutations, "{name}: only {deep} of {mutations} inputs came past the first checks");
 }
 
 #[test]
