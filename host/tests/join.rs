@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 fn plugfold(words: &[&str], cache: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plugfold"));
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny");
-    command.args(words).arg("--model").arg(tiny).args(["--ranks", "2", "--threads", "1"]);
+    command.args(words).arg("--model").arg(tiny).args(["--ranks", "2", "--threads", "1", "--slots", "1"]);
     command.env("PLUGFOLD_CACHE_DIR", cache).env("PLUGFOLD_RANKS_SECRET", "a secret of this test");
     command
 }
