@@ -2,6 +2,8 @@
 
 Medians of five batches of calls, timed by events; the copy is counted read and written. Packages that the machine lacks may lie
 in the folder `peers` beside this file, as `tests/gpu/prepare.sh` puts them there. What cannot be imported or run is said with its error.
+
+    peers.py [products] [layers] [linear-64] [linear-32]
 """
 
 import json
@@ -99,8 +101,8 @@ def layer(name, attention, feed_forward, context=1024, steps=20):
     say(f"transformers glm5_next, {name}, a decode step after {context} tokens", micros(call, calls=steps, batches=5))
 
 
-def main():
-    torch.manual_seed(0)
+def products():
+    """What torch itself offers."""
     device = "cuda"
     a, b = (torch.empty(1 << 30, dtype=torch.uint8, device=device) for _ in range(2))
     us = micros(lambda: b.copy_(a))
@@ -142,11 +144,9 @@ def main():
     q, keys, w = (torch.randn(*shape, device=device) for shape in [(32, 128), (16384, 128), (32,)])
     say("torch index scores f32 of 16384 pools and topk 512",
         recorded(lambda: torch.topk((torch.relu(keys @ q.T) * w).sum(-1), 512)))
-    for heads in (64, 32):
-        try:
-            linear_attention(heads)
-        except Exception:
-            left_out(f"flash-linear-attention, {heads} heads")
+
+
+def layers():
     for kind in [("linear attention and dense", "linear_attention", "dense"),
                  ("linear attention and experts", "linear_attention", "sparse"),
                  ("sparse attention and experts", "deepseek_sparse_attention", "sparse")]:
@@ -156,6 +156,24 @@ def main():
             left_out(f"transformers glm5_next, {kind[0]}")
 
 
+def recurrences(heads):
+    try:
+        linear_attention(heads)
+    except Exception:
+        left_out(f"flash-linear-attention, {heads} heads")
+
+
+# Each compiles kernels of its own at first: a process and a time limit each.
+PARTS = {
+    "products": products,
+    "layers": layers,
+    "linear-64": lambda: recurrences(64),
+    "linear-32": lambda: recurrences(32),
+}
+
+
 if __name__ == "__main__":
+    torch.manual_seed(0)
     with torch.no_grad():
-        main()
+        for part in sys.argv[1:] or PARTS:
+            PARTS[part]()

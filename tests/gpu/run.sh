@@ -190,7 +190,10 @@ if has ranks; then
   fi
 fi
 if has peers && python3 -c 'import torch' 2>/dev/null; then
-  check "peers" 240 peers.json python3 "$folder/peers.py"
+  check "peers: torch" 90 peers.json python3 "$folder/peers.py" products
+  check "peers: layers of transformers" 120 peers.json python3 "$folder/peers.py" layers
+  check "peers: flash-linear-attention" 150 peers.json python3 "$folder/peers.py" linear-64
+  check "peers: the same of 32 heads" 150 peers.json python3 "$folder/peers.py" linear-32
 fi
 if has sanitizer && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
