@@ -1,10 +1,9 @@
 // Gated linear attention: `kda.mix` and `kda.commit`.
 //
 // - `kda_mix_K` for heads of K = 32, 64 or 128 channels: everything in one launch, a block a sequence and head. K threads
-//   hold a value channel's column of the state each, in registers, and take the rows one after another. Four more warps
-//   prepare the next four rows meanwhile (convolution, norms of q and k, decay, beta) and give those before their norm and
-//   gate; a lane has a channel of several rows, so that a single row is spread over all of them. Bound: the bytes of the
-//   state, once in and once out; at few rows latency; at many a chain of K multiply-adds a row.
+//   hold a value channel's column of the state each, in registers, and take the rows one after another. Four more warps,
+//   a row each, prepare the next four rows meanwhile (convolution, norms of q and k, decay, beta) and give those before
+//   their norm and gate. Bound: the bytes of the state, once in and once out; at many rows a chain of K multiply-adds a row.
 // - `kda_replay_K`: the same from replay records.
 // - Other widths: `kda_prepare`, `kda_recur_any` (the column in shared memory), `kda_gate`, `kda_slide`, `kda_replay_any`.
 //
@@ -110,24 +109,22 @@ struct Where {
   u32 head, slot, parity, rows;
 };
 
-// The rows of a block's sequence, in batches. `load` fills batch b and `unload` takes its outputs, both by all helping warps;
-// `last` is done by the helpers once. In step b the helpers unload batch b - 2 and load batch b, whose places those had,
-// while batch b - 1 goes through the recurrence. The two parts are apart, so that the helpers have the registers that a
-// column takes.
+// The rows of a block's sequence, in batches. `load` puts row r into place `w` of a batch, by helping warp w; `unload`
+// takes its output; `last` is done by the helpers once. In step b the helpers load batch b and unload batch b - 2, whose
+// places they had, while batch b - 1 goes through the recurrence. The two parts are apart, so that the helpers have the
+// registers that a column takes.
 template <u32 K, bool OUT, class L, class U, class F>
 DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last) {
   SHARED Batch<K> s_batch[2];
   const u32 batches = (at.rows + BATCH - 1) / BATCH;
   if (threadIdx.x >= K) {
+    const u32 w = warp() - K / 32;
 #pragma unroll 1
     for (u32 b = 0; b <= batches + 1; b++) {
       Batch<K>& batch = s_batch[b % 2];
-      if (b > 1) {
-        unload(b - 2, batch);
-        // Each helper may read what another is about to write.
-        part_barrier<HELPERS>();
-      }
-      if (b < batches) load(b, batch);
+      if (b > 1 && (b - 2) * BATCH + w < at.rows) unload((b - 2) * BATCH + w, batch, w);
+      __syncwarp();
+      if (b * BATCH + w < at.rows) load(b * BATCH + w, batch, w);
       if (b == 1) last();
       if (b <= batches) block_barrier();
     }
@@ -151,27 +148,11 @@ DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last
   for (u32 d = 0; d < K; d++) to[d * 32] = m[d];
 }
 
-// Numbers of the window that a helper moves at a time: all of them at four taps.
-#define SLID 9
-
 // The convolution's window after `count` rows, of a head of K channels, by the helping threads.
 template <u32 K> DEVICE void slide(const Sizes& z, u32 head, const float* window, const float* rows, u64 stride, u32 count, float* next) {
-  const u32 all = (z.taps - 1) * 3 * K;
-  for (u32 first = threadIdx.x - K; first < all; first += SLID * HELPERS) {
-    // All loads before the first store, which the compiler must take for one of what is loaded.
-    float v[SLID];
-    u32 row[SLID], column[SLID];
-#pragma unroll
-    for (u32 j = 0; j < SLID; j++) {
-      u32 i = low(first + j * HELPERS, all - 1);
-      row[j] = i / (3 * K);
-      column[j] = i % (3 * K) / K * z.channels() + head * K + i % K;
-      v[j] = raw_of(z, window, rows, stride, count + row[j], column[j]);
-    }
-#pragma unroll
-    for (u32 j = 0; j < SLID; j++) {
-      if (first + j * HELPERS < all) next[(u64)row[j] * 3 * z.channels() + column[j]] = v[j];
-    }
+  for (u32 i = threadIdx.x - K; i < (z.taps - 1) * 3 * K; i += BATCH * 32) {
+    u32 row = i / (3 * K), column = i % (3 * K) / K * z.channels() + head * K + i % K;
+    next[(u64)row * 3 * z.channels() + column] = raw_of(z, window, rows, stride, count + row, column);
   }
 }
 
@@ -186,152 +167,108 @@ struct Mix {
   Sizes z;
 };
 
-// Taps of the convolution that is known when this is compiled; another number is taken tap by tap.
-#define KNOWN_TAPS 4
+// Convolution and silu of a lane's channels of q, k and v. TAPS, where it is known: then all loads are under way at once.
+template <u32 K, u32 TAPS>
+DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 head, float (&v)[3][K / 32]) {
+  const u32 taps = TAPS > 0 ? TAPS : o.z.taps;
+  float weight[3][K / 32][TAPS > 0 ? TAPS : 1], x[3][K / 32][TAPS > 0 ? TAPS : 1];
+#pragma unroll
+  for (u32 g = 0; g < 3; g++) {
+#pragma unroll
+    for (u32 e = 0; e < K / 32; e++) {
+      u32 column = g * o.z.channels() + head * K + 32 * e + lane();
+      v[g][e] = 0.0f;
+      if constexpr (TAPS > 0) {
+#pragma unroll
+        for (u32 j = 0; j < TAPS; j++) {
+          weight[g][e][j] = o.conv[(u64)column * TAPS + j];
+          x[g][e][j] = raw_of(o.z, window, rows, o.qkv_stride, row + j, column);
+        }
+      } else {
+        for (u32 j = 0; j < taps; j++) {
+          v[g][e] = fma_rn(o.conv[(u64)column * taps + j], raw_of(o.z, window, rows, o.qkv_stride, row + j, column), v[g][e]);
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (u32 g = 0; g < 3; g++) {
+#pragma unroll
+    for (u32 e = 0; e < K / 32; e++) {
+      if constexpr (TAPS > 0) {
+#pragma unroll
+        for (u32 j = 0; j < TAPS; j++) v[g][e] = fma_rn(weight[g][e][j], x[g][e][j], v[g][e]);
+      }
+      v[g][e] = silu_of(v[g][e]);
+    }
+  }
+}
 
-// What a helping lane fetches of the rows of a batch that its warp prepares, ROWS of them: its channel of q, k and v, from the
-// first row that the convolution of the first of them sees, and the rest of each row.
-template <u32 ROWS> struct Ahead {
-  float x[3][ROWS + KNOWN_TAPS - 1], f[ROWS], gate[ROWS], b[ROWS];
-};
+// Sum of squares of a row of which lane l has elements l, l + 32, ..
+template <u32 N> DEVICE float warp_squares(const float (&v)[N]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (u32 e = 0; e < N; e++) sum = fma_rn(v[e], v[e], sum);
+  return tree(sum);
+}
 
 template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache& windows, const Cache& replay) {
-  // The helpers are four warps; so many share a row, a channel a lane, and the others take the next rows.
-  const u32 parts = K / 32, ROWS = BATCH * parts / 4;
-  const u32 seq = o.first_seq + blockIdx.x, channels = o.z.channels();
+  const u32 each = K / 32, seq = o.first_seq + blockIdx.x, channels = o.z.channels();
   const Where at = {blockIdx.y, o.round->seq_slot[seq], o.round->seq_parity[seq], o.round->seq_rows[seq]};
   // The sequence's first row in the call's operands.
   const u64 start = o.round->seq_first[seq] - o.first_row;
   const float *rows = o.qkv + start * o.qkv_stride, *window = windows.row(at.slot, at.parity, 0);
-  const u32 head = at.head, history = o.z.taps - 1;
-  const u32 part = warp() % parts, own = warp() / parts * ROWS - (threadIdx.x < K ? 0 : ROWS);
-  const u32 c = part * 32 + lane(), column = head * K + c;
-  // q and k after the convolution, which all helpers add squares of.
-  SHARED float s_raw[2][BATCH][K];
+  const u32 head = at.head;
 
-  Ahead<ROWS> ahead;
-  auto fetch = [&](u32 b) {
-    const u32 first = b * BATCH + own;
-    if (o.z.taps == KNOWN_TAPS) {
+  auto load = [&](u32 row, Batch<K>& to, u32 w) {
+    float v[3][each], f[each], gate[each];
+    const float *f_row = o.f + (start + row) * o.f_stride + head * K, *gate_row = o.gate + (start + row) * o.gate_stride + head * K;
 #pragma unroll
-      for (u32 j = 0; j < ROWS + KNOWN_TAPS - 1; j++) {
-        u32 row = low(first + j, at.rows + history - 1);
-        const float* from = row < history ? window + (u64)row * 3 * channels : rows + (u64)(row - history) * o.qkv_stride;
-#pragma unroll
-        for (u32 g = 0; g < 3; g++) ahead.x[g][j] = from[g * channels + column];
-      }
+    for (u32 e = 0; e < each; e++) {
+      f[e] = f_row[32 * e + lane()] + o.dt_bias[head * K + 32 * e + lane()];
+      gate[e] = gate_row[32 * e + lane()];
     }
+    float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]);
+    if (o.z.taps == 4) convolved<K, 4>(o, window, rows, row, head, v);
+    else convolved<K, 0>(o, window, rows, row, head, v);
+    float q_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[0]) + 1e-6f));
+    float k_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[1]) + 1e-6f));
+    float root = div_rn(1.0f, sqrt_rn((float)K));
+    float* kept = o.record ? replay.row(at.slot, 0, row) : nullptr;
 #pragma unroll
-    for (u32 r = 0; r < ROWS; r++) {
-      // Beyond the last row it is fetched again, and not used.
-      u64 row = start + low(first + r, at.rows - 1);
-      ahead.f[r] = o.f[row * o.f_stride + column];
-      ahead.gate[r] = o.gate[row * o.gate_stride + column];
-      ahead.b[r] = o.b[row * o.b_stride + head];
-    }
-  };
-  float weight[3][KNOWN_TAPS], bias = 0.0f, a_log = 0.0f, norm = 0.0f;
-  if (threadIdx.x >= K) {
-    fetch(0);
-    bias = o.dt_bias[column];
-    a_log = o.a_log[head];
-    norm = o.o_norm[c];
-#pragma unroll
-    for (u32 g = 0; g < 3; g++) {
-#pragma unroll
-      for (u32 j = 0; j < KNOWN_TAPS; j++) weight[g][j] = o.z.taps == KNOWN_TAPS ? o.conv[(u64)(g * channels + column) * KNOWN_TAPS + j] : 0.0f;
-    }
-  }
-
-  auto load = [&](u32 b, Batch<K>& to) {
-    const u32 first = b * BATCH + own;
-    const float rate = exp_of(a_log), root = recip_rn(sqrt_rn((float)K));
-#pragma unroll
-    for (u32 r = 0; r < ROWS; r++) {
-      if (first + r >= at.rows) continue;
-      const u32 w = own + r;
-      float v[3];
-#pragma unroll
-      for (u32 g = 0; g < 3; g++) {
-        v[g] = 0.0f;
-        if (o.z.taps == KNOWN_TAPS) {
-#pragma unroll
-          for (u32 j = 0; j < KNOWN_TAPS; j++) v[g] = fma_rn(weight[g][j], ahead.x[g][r + j], v[g]);
-        } else {
-          for (u32 j = 0; j < o.z.taps; j++) {
-            float x = raw_of(o.z, window, rows, o.qkv_stride, first + r + j, g * channels + column);
-            v[g] = fma_rn(o.conv[(u64)(g * channels + column) * o.z.taps + j], x, v[g]);
-          }
-        }
-        v[g] = silu_of(v[g]);
-      }
-      float f = ahead.f[r] + bias;
-      float decay = o.bounded ? exp_of(o.bound * sigmoid_of(rate * f)) : exp_of(-rate * softplus_of(f));
-      s_raw[0][w][c] = v[0];
-      s_raw[1][w][c] = v[1];
-      to.v[w][c] = v[2];
+    for (u32 e = 0; e < each; e++) {
+      u32 c = 32 * e + lane(), column = head * K + c;
+      float decay = o.bounded ? exp_of(o.bound * sigmoid_of(rate * f[e])) : exp_of(-rate * softplus_of(f[e]));
+      float k = v[1][e] * k_inverse;
+      to.q[w][c] = v[0][e] * q_inverse * root;
+      to.k[w][c] = k;
+      to.v[w][c] = v[2][e];
       to.decay[w][c] = decay;
-      to.gate[w][c] = sigmoid_of(ahead.gate[r]);
-      if (o.record) {
-        float* kept = replay.row(at.slot, 0, first + r);
-        const float* raw = rows + (u64)(first + r) * o.qkv_stride + column;
+      to.gate[w][c] = sigmoid_of(gate[e]);
+      if (kept) {
 #pragma unroll
-        for (u32 g = 0; g < 3; g++) {
-          kept[g * channels + column] = o.z.taps == KNOWN_TAPS ? ahead.x[g][r + KNOWN_TAPS - 1] : raw[g * channels];
-        }
-        kept[4 * channels + column] = v[2];
+        for (u32 g = 0; g < 3; g++) kept[g * channels + column] = rows[(u64)row * o.qkv_stride + g * channels + column];
+        kept[3 * channels + column] = k;
+        kept[4 * channels + column] = v[2][e];
         kept[5 * channels + column] = decay;
       }
-      if (part == 0 && lane() == 0) {
-        float beta = sigmoid_of(ahead.b[r]);
-        to.beta[w] = beta;
-        if (o.record) replay.row(at.slot, 0, first + r)[6 * channels + head] = beta;
-      }
     }
-    part_barrier<HELPERS>();
-    // Sums of squares of whole rows, q and k of all rows side by side. Rows that are not there are not used.
-    float sums[2 * ROWS];
-#pragma unroll
-    for (u32 i = 0; i < 2 * ROWS; i++) {
-      sums[i] = 0.0f;
-#pragma unroll
-      for (u32 e = 0; e < parts; e++) {
-        float x = s_raw[i % 2][own + i / 2][32 * e + lane()];
-        sums[i] = fma_rn(x, x, sums[i]);
-      }
+    if (lane() == 0) {
+      to.beta[w] = beta;
+      if (kept) kept[6 * channels + head] = beta;
     }
-    trees(sums);
-#pragma unroll
-    for (u32 r = 0; r < ROWS; r++) {
-      if (first + r >= at.rows) continue;
-      const u32 w = own + r;
-      float q_inverse = recip_rn(sqrt_rn(sums[2 * r] + 1e-6f)), k_inverse = recip_rn(sqrt_rn(sums[2 * r + 1] + 1e-6f));
-      float k = s_raw[1][w][c] * k_inverse;
-      to.q[w][c] = s_raw[0][w][c] * q_inverse * root;
-      to.k[w][c] = k;
-      if (o.record) replay.row(at.slot, 0, first + r)[3 * channels + column] = k;
-    }
-    if ((b + 1) * BATCH < at.rows) fetch(b + 1);
   };
   // Output norm and gate.
-  auto unload = [&](u32 b, const Batch<K>& from) {
-    const u32 first = b * BATCH + own;
-    float sums[ROWS];
+  auto unload = [&](u32 row, const Batch<K>& from, u32 w) {
+    float core[each];
 #pragma unroll
-    for (u32 r = 0; r < ROWS; r++) {
-      sums[r] = 0.0f;
+    for (u32 e = 0; e < each; e++) core[e] = from.v[w][32 * e + lane()];
+    float r = rms_factor(warp_squares(core), K, o.eps);
+    float* out = o.out + (start + row) * o.out_stride + head * K;
 #pragma unroll
-      for (u32 e = 0; e < parts; e++) {
-        float x = from.v[own + r][32 * e + lane()];
-        sums[r] = fma_rn(x, x, sums[r]);
-      }
-    }
-    trees(sums);
-#pragma unroll
-    for (u32 r = 0; r < ROWS; r++) {
-      if (first + r >= at.rows) continue;
-      float factor = rms_factor(sums[r], K, o.eps);
-      o.out[(start + first + r) * o.out_stride + column] = from.v[own + r][c] * factor * norm * from.gate[own + r][c];
+    for (u32 e = 0; e < each; e++) {
+      u32 c = 32 * e + lane();
+      out[c] = core[e] * r * o.o_norm[c] * from.gate[w][c];
     }
   };
   auto last = [&] { slide<K>(o.z, head, window, rows, o.qkv_stride, at.rows, windows.row(at.slot, 1 - at.parity, 0)); };
@@ -345,10 +282,7 @@ template <u32 K> DEVICE void replayed(const Round* round, u32 first_seq, const S
   const Where at = {blockIdx.y, round->seq_slot[seq], round->seq_parity[seq], keep};
   const float *records = replay.row(at.slot, 0, 0), *window = windows.row(at.slot, at.parity, 0);
   const u64 stride = replay.row_bytes / 4;
-  auto load = [&](u32 b, Batch<K>& to) {
-    // A warp a row.
-    const u32 w = warp() - K / 32, row = b * BATCH + w;
-    if (row >= keep) return;
+  auto load = [&](u32 row, Batch<K>& to, u32 w) {
     const float* record = records + row * stride;
 #pragma unroll
     for (u32 e = 0; e < K / 32; e++) {
@@ -360,7 +294,7 @@ template <u32 K> DEVICE void replayed(const Round* round, u32 first_seq, const S
     if (lane() == 0) to.beta[w] = record[6 * channels + at.head];
   };
   auto last = [&] { slide<K>(z, at.head, window, records, stride, keep, windows.row(at.slot, 1 - at.parity, 0)); };
-  recur<K, false>(at, states, load, [](u32, const Batch<K>&) {}, last);
+  recur<K, false>(at, states, load, [](u32, const Batch<K>&, u32) {}, last);
 }
 
 KERNEL THREADS(160) kda_mix_32(Mix o, Cache states, Cache windows, Cache replay) { mix<32>(o, states, windows, replay); }

@@ -1,4 +1,5 @@
-// Latent attention in per-head form: `mla.dense` and `mla.sparse`, the same within the frames of an image (`vision.attend`), and the addresses at which `mla.write` puts its rows.
+// Latent attention in per-head form: `mla.dense` and `mla.sparse`, the same within the frames of an image (`vision.attend`), and the
+// addresses at which `mla.write` puts its rows.
 //
 // A cache row is, head by head, d channels of the key and then v of the value. Keys come in tiles of 16, four of them a stretch. Per row and head,
 // tile by tile: scores; if the largest score so far grew, what was summed is scaled down; the numerators are added to
@@ -53,9 +54,9 @@ template <u32 R> DEVICE Block block_of(const Round* round, u32 first_row, u32 ro
   return {index, low(R, end - at), seq};
 }
 
-// Scores of a stretch: `p[key][row]`. A warp takes R rows and eight keys, which lie in shared memory; its lanes share the channels.
+// Scores of a stretch: `p[key][row]`. A warp takes R rows and eight keys; its lanes share the channels.
 template <u32 R>
-DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* keys, u32 d, float scale, float (*p)[R]) {
+DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float* const* keys, u32 d, float scale, float (*p)[R]) {
   const u32 each = STRETCH / (ATTEND_THREADS / 32);
   u32 first = warp() * each;
   float sum[R * each];
@@ -66,7 +67,7 @@ DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float*
     bool there = i < d;
     float k[each];
 #pragma unroll
-    for (u32 e = 0; e < each; e++) k[e] = there ? keys[(first + e) * d + i] : 0.0f;
+    for (u32 e = 0; e < each; e++) k[e] = there ? keys[first + e][i] : 0.0f;
 #pragma unroll
     for (u32 r = 0; r < R; r++) {
       float x = there && r < count ? q[r * q_stride + i] : 0.0f;
@@ -84,19 +85,6 @@ DEVICE void stretch_scores(const float* q, u64 q_stride, u32 count, const float*
   }
 }
 
-// Starts to bring the keys of a stretch, which lie at positions `at`, to shared memory.
-DEVICE void fetch_keys(const float* base, u32 stride, const u32* at, u32 d, float* to) {
-  if (d % 4 == 0 && stride % 4 == 0 && (u64)base % 16 == 0) {
-    const u32 pieces = d / 4;
-    for (u32 i = threadIdx.x; i < STRETCH * pieces; i += ATTEND_THREADS) {
-      copy_async(to + 4 * i, base + (u64)at[i / pieces] * stride + 4 * (i % pieces));
-    }
-  } else {
-    for (u32 i = threadIdx.x; i < STRETCH * d; i += ATTEND_THREADS) to[i] = base[(u64)at[i / d] * stride + i % d];
-  }
-  copy_commit();
-}
-
 // What R rows make of a stretch: numerators, factors for what was summed before each tile, and sums of numerators. Keys and
 // tiles first, so that the numbers of all rows are fetched together.
 template <u32 R> struct alignas(16) Stretch {
@@ -109,12 +97,8 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
   auto& s_p = s_stretch.p;
   auto& s_shrink = s_stretch.shrink;
   auto& s_sum = s_stretch.sum;
-  // Positions of the keys of a stretch and of the next one, and the keys themselves: the next stretch's come while this one's
-  // numerators meet the values.
-  SHARED u32 s_places[2][STRETCH];
+  SHARED const float* s_keys[STRETCH];
   SHARED u32 s_wrong;
-  SHARED_BYTES(shared);
-  float* s_k = (float*)shared;
   Block block = block_of<R>(round, o.first_row, o.rows, blockIdx.x);
   if (block.count == 0) return;
   u32 head = blockIdx.y, width = o.d + o.v;
@@ -132,41 +116,31 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
   __syncthreads();
   u32 longest = list || o.whole ? seen : position + block.count;
   const float* base = cache.row(slot, parity, 0) + head * width;
-  const u32 stride = (u32)(cache.row_bytes / 4);
-  const float* values_at = base + o.d + threadIdx.x;
+  u64 stride = cache.row_bytes / 4;
   // Warp r keeps the largest score and the sum of row r; thread c has channels c and c + 256 of all rows.
   float top = -infinity(), total = 0.0f;
   float acc[2][R];
 #pragma unroll
   for (u32 r = 0; r < R; r++) acc[0][r] = acc[1][r] = 0.0f;
-  auto find = [&](u32 first) {
-    if (threadIdx.x >= STRETCH || first >= longest) return;
-    u32 at = low(first + threadIdx.x, longest - 1);
-    u32 key = list ? (u32)list[at] : at;
-    if (list && key > position) {
-      key = 0;
-      s_wrong = 1;
-    }
-    s_places[first / STRETCH % 2][threadIdx.x] = key;
-  };
-  find(0);
-  __syncthreads();
-  fetch_keys(base, stride, s_places[0], o.d, s_k);
-#pragma unroll 1
   for (u32 first = 0; first < longest; first += STRETCH) {
-    const u32* s_at = s_places[first / STRETCH % 2];
+    if (threadIdx.x < STRETCH) {
+      u32 at = low(first + threadIdx.x, longest - 1);
+      u32 key = list ? (u32)list[at] : at;
+      if (list && key > position) {
+        key = 0;
+        s_wrong = 1;
+      }
+      s_keys[threadIdx.x] = base + key * stride;
+    }
+    __syncthreads();
     // Few rows: values are fetched before the scores are made, so that they are there when they are needed.
     float early[R <= 4 ? STRETCH : 1];
     if constexpr (R <= 4) {
 #pragma unroll
-      for (u32 j = 0; j < STRETCH; j++) early[j] = threadIdx.x < o.v ? values_at[(u64)s_at[j] * stride] : 0.0f;
+      for (u32 j = 0; j < STRETCH; j++) early[j] = threadIdx.x < o.v ? s_keys[j][o.d + threadIdx.x] : 0.0f;
     }
-    copy_wait<0>();
+    stretch_scores<R>(q, o.q_stride, block.count, s_keys, o.d, o.scale, s_p);
     __syncthreads();
-    find(first + STRETCH);
-    stretch_scores<R>(q, o.q_stride, block.count, s_k, o.d, o.scale, s_p);
-    __syncthreads();
-    if (first + STRETCH < longest) fetch_keys(base, stride, s_places[(first / STRETCH + 1) % 2], o.d, s_k);
     if (warp() < R) {
       // All four tiles side by side: only the largest scores depend on the tiles before.
       u32 r = warp(), mine[tiles];
@@ -217,9 +191,8 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
         float values[KEYS];
 #pragma unroll
         for (u32 j = 0; j < KEYS; j++) {
-          const float* value = values_at + (u64)s_at[t * KEYS + j] * stride + turn * ATTEND_THREADS;
-          if constexpr (R <= 4) values[j] = turn == 0 ? early[t * KEYS + j] : *value;
-          else values[j] = *value;
+          if constexpr (R <= 4) values[j] = turn == 0 ? early[t * KEYS + j] : s_keys[t * KEYS + j][o.d + c];
+          else values[j] = s_keys[t * KEYS + j][o.d + c];
         }
         // Once is exact: a factor of one changes nothing.
 #pragma unroll
@@ -243,6 +216,7 @@ template <u32 R> DEVICE void attend(const Round* round, const Attend& o, const C
         }
       }
     }
+    __syncthreads();
   }
 #pragma unroll
   for (u32 turn = 0; turn < 2; turn++) {

@@ -36,7 +36,7 @@ KERNEL THREADS(512) sample_slices(
 #define MERGED 8
 
 // `held` kept values a row. The best c of them (as many as there are, up to the `wanted`), sorted in shared memory by (falling key, rising place): `room` is c rounded
-// up to a power of two.
+// up to a power of two, and at least eight.
 KERNEL THREADS(1024) sample_merge(
     const float* logits, u32 logits_stride, const float* values, const u32* places, u32 held, u32 c, u32 room, u32 first_id,
     float* out, u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
@@ -70,8 +70,11 @@ KERNEL THREADS(1024) sample_merge(
     for (u32 i = threadIdx.x; i < c; i += blockDim.x) {
       u64 mine = keys[i];
       u32 rank = 0;
-#pragma unroll 8
-      for (u32 j = 0; j < c; j++) rank += keys[j] < mine || (keys[j] == mine && j < i);
+      // Up to the whole room: what comes after the c-th is more than every key.
+      for (u32 first = 0; first < room; first += 8) {
+#pragma unroll
+        for (u32 j = first; j < first + 8; j++) rank += keys[j] < mine || (keys[j] == mine && j < i);
+      }
       give(rank, mine, true);
     }
     for (u32 i = c + threadIdx.x; i < wanted; i += blockDim.x) give(i, ~0ull, false);

@@ -99,17 +99,3 @@ fn chains_that_are_added_in_another_order_are_found() {
     );
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
-
-#[test]
-fn norms_before_all_channels_are_there_are_found() {
-    let barrier = "    part_barrier<HELPERS>();\n    // Sums of squares";
-    let found = with_fault("kda", barrier, "    // Sums of squares", "kda.mix");
-    assert!(!found.is_empty());
-}
-
-#[test]
-fn keys_that_are_read_before_they_are_there_are_found() {
-    let wait = "    copy_wait<0>();\n    __syncthreads();\n    find(";
-    let found = with_fault("mla", wait, "    __syncthreads();\n    find(", "mla.dense");
-    assert!(!found.is_empty());
-}

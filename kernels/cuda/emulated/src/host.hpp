@@ -53,7 +53,6 @@ struct Machine {
   std::vector<u8> shared;
   u64 seed = 1;
   // How often threads of the block have come to a barrier of a part of it.
-  u64 arrived = 0;
 
   u64 random() {
     seed ^= seed << 13;
@@ -131,7 +130,6 @@ inline void run(Dim grid, Dim block, u32 shared, u64 seed, void (*body)(void*), 
     for (u32 y = 0; y < grid.y; y++)
       for (u32 x = 0; x < grid.x; x++) {
         blockIdx = {x, y, z};
-        m.arrived = 0;
         for (u32 i = 0; i < threads; i++) {
           Fiber& f = m.fibers[i];
           f.started = f.done = false;
@@ -188,12 +186,6 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 
 inline void block_barrier() { host::block_barrier(); }
 inline void __syncthreads() { host::block_barrier(); }
-// One part of a block at most has such barriers.
-template <int threads> void part_barrier() {
-  host::Machine& m = host::machine;
-  u64 open = (m.arrived++ / threads + 1) * threads;
-  while (m.arrived < open) host::pause();
-}
 inline void __syncwarp() { host::warp_barrier(); }
 template <class T> T __shfl_xor_sync(u32, T v, u32 mask) { return host::exchange(v, threadIdx.x % 32 ^ mask); }
 template <class T> T __shfl_sync(u32, T v, u32 from) { return host::exchange(v, from % 32); }

@@ -10,11 +10,6 @@ use crate::segments::Tables;
 /// Most channels of a value: two a thread.
 const MAX_VALUE: usize = 512;
 
-/// Most channels of a key, so that those of a stretch fit into shared memory.
-const MAX_KEY: usize = 352;
-/// Keys of a stretch: `STRETCH` of the source.
-const STRETCH: usize = 64;
-
 /// Rows of a sequence up to which four share a block.
 const FEW: usize = 16;
 
@@ -53,9 +48,6 @@ fn layer(o: &Operands<'_>) -> Result<Layer, OpError> {
     let (heads, key, value) = (o.size(0, "H")?, o.size(1, "d")?, o.size(2, "v")?);
     if value > MAX_VALUE {
         return Err(o.error(&format!("values of {value} channels, at most {MAX_VALUE} are supported")));
-    }
-    if key > MAX_KEY {
-        return Err(o.error(&format!("keys of {key} channels, at most {MAX_KEY} are supported")));
     }
     let sequences = o.sequences()?;
     let end = |s: &Sequence| s.start + s.rows.len();
@@ -138,15 +130,14 @@ fn launch(
         2..=FEW => "mla_attend_4",
         _ => "mla_attend_8",
     };
-    let keys = STRETCH * arg.d as usize * 4;
-    o.launch(kernel, [o.rows(), heads, 1], 256, keys as u32, &args)
+    o.launch(kernel, [o.rows(), heads, 1], 256, 0, &args)
 }
 
 /// `vision.attend`: rows see all rows of their sequence, which lie in the call.
 pub(super) fn frames(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let (heads, d, rows) = (o.size(0, "H")?, o.size(1, "d")?, o.rows());
-    if !d.is_multiple_of(4) || d > MAX_KEY {
-        return Err(o.error(&format!("heads of {d} channels, must be a multiple of 4 up to {MAX_KEY}")));
+    if !d.is_multiple_of(4) || d > MAX_VALUE {
+        return Err(o.error(&format!("heads of {d} channels, must be a multiple of 4 up to {MAX_VALUE}")));
     }
     let q = o.input(0, "q", rows, heads * d)?;
     let kv = o.input(1, "kv", rows, 2 * heads * d)?;

@@ -316,7 +316,7 @@ pub(super) fn candidates(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(pieces[1]),
     ];
     o.launch("sample_slices", [rows, slices, 1], SLICE_THREADS, 0, &args)?;
-    let room = keep.next_power_of_two();
+    let room = keep.next_power_of_two().max(8);
     let args = [
         Arg::Pointer(logits.at),
         Arg::Word(logits.stride),
