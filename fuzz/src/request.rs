@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use plugfold::http::body::object;
 use plugfold::http::completions::translate;
 use plugfold::http::dialect::Dialect;
-use plugfold::http::request::{Kind, read};
+use plugfold::http::request::{Kind, NotReady, read};
 use plugfold::http::{App, HttpSettings};
 use plugfold::scripted::ScriptedService;
 use plugfold::text::testing::text_model;
@@ -84,6 +84,7 @@ pub fn run(data: &[u8]) -> bool {
     let app = app();
     let job = object(body, &app.settings.limits)
         .and_then(|body| translate(dialect, body))
+        .map_err(NotReady::Refused)
         .and_then(|translated| read(app, kind, translated.body));
     match job {
         Ok(job) => {
@@ -99,7 +100,8 @@ pub fn run(data: &[u8]) -> bool {
             );
             true
         }
-        Err(error) => {
+        Err(NotReady::Images(_)) => panic!("a model that cannot see has images fetched"),
+        Err(NotReady::Refused(error)) => {
             assert!(error.status.is_client_error(), "{error:?}");
             let told = error.body()["error"]["message"].as_str().map_or(0, |message| message.chars().count());
             assert!((1..=2000).contains(&told), "{error:?}");
