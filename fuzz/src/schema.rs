@@ -98,7 +98,9 @@ pub fn run(data: &[u8]) -> bool {
         Ok(compiled) => compiled,
         Err(problem) => {
             assert!(problem.at.starts_with('/') && !problem.what.is_empty(), "{problem:?}");
-            assert!(problem.what.len() < 2000 && !problem.what.contains("panic"), "{problem:?}");
+            // A keyword of that name may be told.
+            let own = data.windows(5).any(|word| word == b"panic");
+            assert!(problem.what.len() < 2000 && (own || !problem.what.contains("panic")), "{problem:?}");
             return false;
         }
     };

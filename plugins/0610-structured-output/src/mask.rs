@@ -113,9 +113,57 @@ impl Provider for Apply {
 
 /// Logits of the tokens from `first` on, with -inf at those that the mask does not have.
 pub fn apply(mask: &[u32], first: usize, from: &[f32], to: &mut [f32]) {
-    for (column, (to, from)) in to.iter_mut().zip(from).enumerate() {
-        let token = first + column;
-        let open = mask[token / 32] >> (token % 32) & 1 == 1;
-        *to = if open { *from } else { f32::NEG_INFINITY };
+    let mut column = 0;
+    // A word of the mask at a time: most of them have none or all of their tokens.
+    while column < from.len() {
+        let (word, bit) = ((first + column) / 32, (first + column) % 32);
+        let end = from.len().min(column + 32 - bit);
+        let (from, to) = (&from[column..end], &mut to[column..end]);
+        match mask[word] {
+            u32::MAX => to.copy_from_slice(from),
+            bits => {
+                to.fill(f32::NEG_INFINITY);
+                let mut open = bits >> bit;
+                while open != 0 {
+                    let at = open.trailing_zeros() as usize;
+                    let Some(to) = to.get_mut(at) else { break };
+                    *to = from[at];
+                    open &= open - 1;
+                }
+            }
+        }
+        column = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_logit_is_kept_or_taken_away_as_its_bit_says() {
+        let mut seed = 7_u32;
+        let mut next = move || {
+            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            seed ^ seed >> 15
+        };
+        for turn in 0..200 {
+            // Words with none, all, few and many of their tokens.
+            let mask: Vec<u32> =
+                (0..6).map(|_| [0, u32::MAX, next() & next(), next()][next() as usize % 4]).collect();
+            let (first, columns) = (turn % 70, turn % 119);
+            let from: Vec<f32> = (0..columns).map(|_| next() as f32).collect();
+            let mut to = vec![f32::NAN; columns];
+            apply(&mask, first, &from, &mut to);
+            for (column, (to, from)) in to.iter().zip(&from).enumerate() {
+                let token = first + column;
+                let open = mask[token / 32] >> (token % 32) & 1 == 1;
+                assert_eq!(
+                    *to,
+                    if open { *from } else { f32::NEG_INFINITY },
+                    "token {token} of {first} + {columns}"
+                );
+            }
+        }
     }
 }

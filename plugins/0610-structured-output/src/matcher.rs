@@ -59,6 +59,15 @@ impl Tracker {
         }
     }
 
+    /// Where a reply stands after a token that it may have where it stands.
+    pub fn after(&self, stand: Stand, token: u32) -> Stand {
+        match stand {
+            Stand::Thinking if self.closes(token) => Stand::Inside,
+            Stand::Inside if self.ends(token) => Stand::Over,
+            other => other,
+        }
+    }
+
     /// Tokens taken.
     pub fn len(&self) -> usize {
         self.log.len()

@@ -86,6 +86,10 @@ struct Seat {
     grammar: Grammar,
     /// Tokens at the end of what it began with that are its own reply already: it has stepped aside.
     before: Vec<u32>,
+    /// Tokens that were kept and that the grammar has not taken yet, and where the reply stands after them: whoever fills the
+    /// next masks takes them, on its thread.
+    kept: Vec<u32>,
+    stand: Stand,
     filled: Option<Filled>,
     /// The window whose masks a thread was asked to fill and nobody has begun: its first position and its tokens.
     due: Option<(u32, Vec<u32>)>,
@@ -102,6 +106,23 @@ struct Seat {
 impl Seat {
     /// The grammar where the reply stands.
     fn tracker(&mut self) -> Result<&mut Tracker, String> {
+        self.compiled();
+        match &mut self.grammar {
+            Grammar::Ready(tracker) => {
+                for token in self.kept.drain(..) {
+                    if !tracker.accept(token)? {
+                        return Err(format!("the grammar does not allow token {token}, which was kept"));
+                    }
+                }
+                Ok(tracker)
+            }
+            Grammar::Failed(why) => Err(why.clone()),
+            Grammar::Compiling(_) => Err("the grammar is not compiled".into()),
+        }
+    }
+
+    /// Waits for the grammar, if it is not there yet.
+    fn compiled(&mut self) {
         if let Grammar::Compiling(told) = &self.grammar {
             let compiled = match told.recv() {
                 Ok(Ok(compiled)) => Ok(compiled),
@@ -110,10 +131,13 @@ impl Seat {
             };
             self.settle(compiled);
         }
-        match &mut self.grammar {
-            Grammar::Ready(tracker) => Ok(tracker),
-            Grammar::Failed(why) => Err(why.clone()),
-            Grammar::Compiling(_) => Err("the grammar is not compiled".into()),
+    }
+
+    /// Tokens of the reply that are part of it for good.
+    fn len(&self) -> usize {
+        match &self.grammar {
+            Grammar::Ready(tracker) => tracker.len() + self.kept.len(),
+            _ => 0,
         }
     }
 
@@ -131,7 +155,10 @@ impl Seat {
             Ok(tracker)
         });
         self.grammar = match made {
-            Ok(tracker) => Grammar::Ready(Box::new(tracker)),
+            Ok(tracker) => {
+                self.stand = tracker.stand();
+                Grammar::Ready(Box::new(tracker))
+            }
             Err(why) => Grammar::Failed(why),
         };
     }
@@ -145,10 +172,12 @@ impl Seat {
     /// Whether any row of a forward has a mask, without the cost of any.
     fn constrains(&mut self, start: u32, tokens: &[u32]) -> bool {
         let Some(own) = self.own(start, tokens.len()) else { return false };
-        let Ok(tracker) = self.tracker() else { return true };
+        self.compiled();
+        let stand = self.stand;
+        let Grammar::Ready(tracker) = &self.grammar else { return true };
         // Rows of the prompt but the last say nothing that is drawn.
         let tokens = &tokens[tokens.len() - own..];
-        match tracker.stand() {
+        match stand {
             Stand::Over => false,
             Stand::Inside => !(own > 0 && tracker.ends(tokens[0])),
             Stand::Thinking => tokens.iter().any(|token| tracker.closes(*token)),
@@ -271,7 +300,7 @@ impl Seat {
     }
 
     fn over(&self) -> Over {
-        let inside = matches!(&self.grammar, Grammar::Ready(tracker) if tracker.stand() == Stand::Inside);
+        let inside = matches!(&self.grammar, Grammar::Ready(_)) && self.stand == Stand::Inside;
         Over { figures: self.figures.clone(), inside, ends: self.order.ends.clone() }
     }
 
@@ -281,20 +310,17 @@ impl Seat {
         if let Some(filled) = self.filled.take() {
             self.spare = filled;
         }
-        let prompt = self.order.prompt as usize;
-        let tracker = self.tracker()?;
-        if tracker.len() + prompt != start as usize {
-            return Err(format!(
-                "the matcher stands at token {} and {start} was kept",
-                tracker.len() + prompt
-            ));
+        self.compiled();
+        let stands = self.len() + self.order.prompt as usize;
+        let Grammar::Ready(tracker) = &self.grammar else { return self.tracker().map(|_| ()) };
+        if stands != start as usize {
+            return Err(format!("the matcher stands at token {stands} and {start} was kept"));
         }
         for token in tokens {
-            if !tracker.accept(*token)? {
-                return Err(format!("the grammar does not allow token {token}, which was kept"));
-            }
+            self.stand = tracker.after(self.stand, *token);
         }
-        if tracker.stand() == Stand::Over {
+        self.kept.extend_from_slice(tokens);
+        if self.stand == Stand::Over {
             self.figures.finished = true;
         }
         Ok(())
@@ -400,6 +426,8 @@ impl Seats {
             request,
             before: ids[prompt..].to_vec(),
             grammar: Grammar::Failed("not compiled".into()),
+            kept: Vec::new(),
+            stand: Stand::Inside,
             filled: None,
             due: None,
             spare: Filled::default(),
