@@ -322,7 +322,9 @@ impl<'s> Walk<'s> {
             if idle {
                 return Ok(None);
             }
-            self.unenforced(at, key, &format!("the keyword {key:?} cannot be enforced"))?;
+            // Its pointer has the whole name.
+            let name: String = key.chars().take(64).collect();
+            self.unenforced(at, key, &format!("the keyword {name:?} cannot be enforced"))?;
             return Ok(None);
         }
         match key {
