@@ -45,9 +45,12 @@ impl From<ImageProblem> for NotTaken {
     }
 }
 
+/// Fields of a part that its image may stand in; the first that is there counts.
+const FIELDS: [&str; 3] = ["image_url", "url", "image"];
+
 /// The URL that a part names its image by.
 fn address_of(part: &Value) -> Option<&str> {
-    let field = ["image_url", "url", "image"].iter().map(|field| &part[*field]).find(|v| !v.is_null())?;
+    let field = FIELDS.iter().map(|field| &part[*field]).find(|v| !v.is_null())?;
     field.as_str().or_else(|| field["url"].as_str())
 }
 

@@ -184,15 +184,6 @@ DEVICE float tree(float v) {
   return v + __shfl_xor_sync(ALL, v, 1);
 }
 
-// As `tree` for several sums, side by side.
-template <int N> DEVICE void trees(float (&v)[N]) {
-#pragma unroll
-  for (u32 mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-    for (int i = 0; i < N; i++) v[i] = v[i] + __shfl_xor_sync(ALL, v[i], mask);
-  }
-}
-
 // As `tree` for N sums at a time, N a power of two: lanes swap halves of what they hold, so that each of the five steps moves
 // half as much as the one before. Lane l ends with sums `many_index<N>(l) ..`, as many as `N / 32`, or one.
 template <int N, int MASK> DEVICE void tree_steps(float (&v)[N > 1 ? N : 1]) {

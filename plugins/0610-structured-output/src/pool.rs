@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a thread that has done something looks for more before it sleeps. The next mask of a small model comes within that time,
-/// and to wake a thread costs the round more than to fill a mask: 20 to 75 us were measured on a virtual machine.
+/// and to wake a thread may cost the round more than to fill a mask.
 const LOOKING: Duration = Duration::from_millis(2);
 /// Looks before the processor is offered to others.
 const LOOKS: u32 = 64;

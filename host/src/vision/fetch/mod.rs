@@ -22,7 +22,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 
-use super::{ImageProblem, address_of, is_image};
+use super::{FIELDS, ImageProblem, address_of, is_image};
 
 /// Redirects of one download.
 const HOPS: usize = 3;
@@ -87,17 +87,15 @@ impl Fetched {
         }
         let messages = body.get_mut("messages").and_then(Value::as_array_mut).into_iter().flatten();
         for part in messages.filter_map(|m| m.get_mut("content")?.as_array_mut()).flatten() {
-            if is_image(part)
-                && let Some(image) = address_of(part).and_then(|address| self.0.get(address))
-            {
-                *part = serde_json::json!({"type": "image_url", "image_url": {"url": image}});
-            }
+            let Some(image) = Some(&*part).filter(|part| is_image(part)).and_then(address_of) else {
+                continue;
+            };
+            let Some(image) = self.0.get(image) else { continue };
+            let field = FIELDS.into_iter().find(|field| !part[*field].is_null()).unwrap_or(FIELDS[0]);
+            // What else is said of the image stays.
+            let place = &mut part[field];
+            *(if place.is_object() { &mut place["url"] } else { place }) = image.as_str().into();
         }
-    }
-
-    /// Whether nothing was fetched.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 

@@ -111,7 +111,8 @@ async fn an_image_is_fetched_through_three_redirects_and_put_in_its_place() {
     let lines: Vec<&str> = heads.iter().map(|head| head.lines().next().unwrap()).collect();
     assert_eq!(lines, ["GET /a HTTP/1.1", "GET /b HTTP/1.1", "GET /c?d HTTP/1.1", "GET /e HTTP/1.1"]);
     assert!(heads.iter().all(|head| head.contains("accept-encoding: identity") && !head.contains("referer")));
-    let part = |url: &str| serde_json::json!({"type": "image_url", "image_url": {"url": url}});
+    let part =
+        |url: &str| serde_json::json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
     let body = serde_json::json!({"messages": [
         {"role": "user", "content": [part(&address), {"type": "input_image", "image_url": address},
                                      {"type": "text", "image_url": address}, part("data:,x")]},
@@ -119,9 +120,11 @@ async fn an_image_is_fetched_through_three_redirects_and_put_in_its_place() {
     let Value::Object(mut body) = body else { unreachable!() };
     fetched.put(&mut body);
     let content = &body["messages"][0]["content"];
-    for place in [0, 1] {
-        assert_eq!(content[place]["image_url"]["url"], "data:image/png;base64,eHh4");
-    }
+    assert_eq!(
+        content[0]["image_url"],
+        serde_json::json!({"url": "data:image/png;base64,eHh4", "detail": "low"})
+    );
+    assert_eq!(content[1]["image_url"], "data:image/png;base64,eHh4");
     assert_eq!(
         (&content[2]["image_url"], &content[3]["image_url"]["url"]),
         (&Value::from(address.clone()), &"data:,x".into())
