@@ -1,4 +1,4 @@
-// `embed` and `mtp.in`: token ids to rows. A block a row of the call.
+// `embed` and `mtp.in`: token ids to rows.
 // Bound: the bytes of the table's row in, those of the output out.
 
 // How a table's rows are stored.
@@ -61,6 +61,7 @@ template <class F> DEVICE void look_up(const Table& table, const Round* round, u
   }
 }
 
+// A block a row of the call.
 KERNEL THREADS(256) embed(
     const Round* round, const u8* data, const float* signs, u32 kind, u32 bits, u32 first_row, u32 streams, u32 width,
     float* out, u32 out_stride) {
@@ -71,29 +72,23 @@ KERNEL THREADS(256) embed(
   });
 }
 
-// Left half: the normed embedding, or zeros at position 0 if asked. Right half: the normed hidden row.
+// Left half: the normed embedding, or zeros at position 0 if asked. Right half: the normed hidden row. A block each.
 KERNEL THREADS(256) mtp_in(
     const Round* round, const u8* data, const float* signs, u32 kind, u32 bits, u32 first_row, u32 zero_first, u32 width,
     const float* enorm, const float* hnorm, float eps, const float* hidden, u32 hidden_stride, float* out, u32 out_stride) {
-  hidden += (u64)blockIdx.x * hidden_stride;
-  out += (u64)blockIdx.x * out_stride;
-  u32 row = first_row + blockIdx.x;
-  Table table = {data, signs, kind, bits};
-  bool zero = zero_first && round->positions[row] == 0;
-  if (zero) {
-    for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = 0.0f;
-  } else {
-    look_up(table, round, row, width, [=](u32 i, float v) { out[i] = v; });
-  }
-  __syncthreads();
-  // Two rows, one sum: the halves of `out` in turn.
-  for (u32 half = 0; half < 2; half++) {
-    const float* x = half ? hidden : out;
-    const float* weight = half ? hnorm : enorm;
-    float* to = out + half * width;
-    float r = rms_factor(block_squares(width, [=](u32 i) { return x[i]; }), width, eps);
-    if (half || !zero) {
-      moved(width, [=](u32 i) { return x[i] * r * weight[i]; }, [=](u32 i, float v) { to[i] = v; });
+  const bool right = blockIdx.y == 1;
+  out += (u64)blockIdx.x * out_stride + (right ? width : 0);
+  const float *x = hidden + (u64)blockIdx.x * hidden_stride, *weight = right ? hnorm : enorm;
+  if (!right) {
+    u32 row = first_row + blockIdx.x;
+    if (zero_first && round->positions[row] == 0) {
+      for (u32 i = threadIdx.x; i < width; i += blockDim.x) out[i] = 0.0f;
+      return;
     }
+    look_up({data, signs, kind, bits}, round, row, width, [=](u32 i, float v) { out[i] = v; });
+    __syncthreads();
+    x = out;
   }
+  float r = rms_factor(block_squares(width, [=](u32 i) { return x[i]; }), width, eps);
+  moved(width, [=](u32 i) { return x[i] * r * weight[i]; }, [=](u32 i, float v) { out[i] = v; });
 }

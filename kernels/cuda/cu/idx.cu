@@ -102,13 +102,13 @@ KERNEL THREADS(128) idx_write(
 // Pools of a lane.
 #define LANE_POOLS 8
 
-// Scores of pools for each row: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 32 of them. A lane takes
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 32 of them. A lane takes
 // four heads, 8 apart, times eight pools, 4 apart, so that twelve fetches from shared memory serve 128 multiply-adds, and the channels in order. The sum over heads is that of 16 lanes which have
 // heads i, i + 16, ..: two of these sums are a lane's, and the 16 are added in halves. Bound: the bytes of the pool keys, or
 // HI * dI multiply-adds a pool.
 KERNEL THREADS(64) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
-    u32 budget, Cache pools, float* scores, u64 scores_stride) {
+    u32 budget, Cache pools, u32* keys, u64 keys_stride) {
   SHARED_BYTES(shared);
   // [pool][channel], then [four channels][33 heads][4]; channels are filled up with zeros to a multiple of 4, which change
   // no sum.
@@ -197,7 +197,7 @@ KERNEL THREADS(64) idx_scores(
 #pragma unroll
     for (u32 half = 4; half > 0; half /= 2) v = v + __shfl_down_sync(ALL, v, half);
     u32 at = warp() * 4 * LANE_POOLS + 4 * p + other;
-    if (mine == 0 && at < count) scores[blockIdx.x * scores_stride + first + at] = v;
+    if (mine == 0 && at < count) keys[blockIdx.x * keys_stride + first + at] = ordered(v);
   }
 }
 
@@ -205,30 +205,25 @@ KERNEL THREADS(64) idx_scores(
 #define HELD 16
 
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
-// positions where there are few enough. A block a row. Bound: latency, of a fetch of the scores and three histograms; of more
-// scores than the block can hold, their bytes, five times.
+// positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some twenty counts by all threads; of
+// more keys than the block can hold, their bytes, three times.
 KERNEL THREADS(1024) idx_select(
-    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const float* scores, u64 scores_stride, i32* lists,
+    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, i32* lists,
     u32 lists_stride, i32* counts, u32 counts_stride) {
   u32 row = first_row + blockIdx.x, visible = round->positions[row] + 1, full = visible / pool;
   i32* list = lists + (u64)blockIdx.x * lists_stride;
-  const float* values = scores + blockIdx.x * scores_stride;
+  keys += blockIdx.x * keys_stride;
   u32 count = visible;
   if (full <= budget) {
     for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
   } else {
     count = budget * pool + visible - full * pool;
-    auto value = [=](u32 i) { return values[i]; };
-    auto put = [=](u32 place, u32 i) {
+    auto key = [=](u32 i) { return keys[i]; };
+    auto put = [=](u32 place, u32 i, u32) {
       for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
     };
-    if (full <= HELD * blockDim.x) {
-      const Kept<HELD> set(full, value);
-      place_best(set, threshold_of(set, budget), put);
-    } else {
-      const auto set = fetched(full, value);
-      place_best(set, threshold_of(set, budget), put);
-    }
+    if (full <= HELD * blockDim.x) place_chosen(Kept<HELD>(full, key), budget, put);
+    else place_chosen(fetched(full, key), budget, put);
     for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
   }
   for (u32 i = count + threadIdx.x; i < longest; i += blockDim.x) list[i] = -1;

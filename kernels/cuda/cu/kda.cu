@@ -3,7 +3,7 @@
 // - `kda_mix_K` for heads of K = 32, 64 or 128 channels: everything in one launch, a block a sequence and head. K threads
 //   hold a value channel's column of the state each, in registers, and take the rows one after another. Four more warps,
 //   a row each, prepare the next four rows meanwhile (convolution, norms of q and k, decay, beta) and give those before
-//   their norm and gate. Bound: the bytes of the state, once in and once out; at many rows a chain of K multiply-adds a row.
+//   their norm and gate; a single row they share, a channel a thread. Bound: the bytes of the state, once in and once out; at many rows a chain of K multiply-adds a row.
 // - `kda_replay_K`: the same from replay records.
 // - Other widths: `kda_prepare`, `kda_recur_any` (the column in shared memory), `kda_gate`, `kda_slide`, `kda_replay_any`.
 //
@@ -112,12 +112,16 @@ struct Where {
 // The rows of a block's sequence, in batches. `load` puts row r into place `w` of a batch, by helping warp w; `unload`
 // takes its output; `last` is done by the helpers once. In step b the helpers load batch b and unload batch b - 2, whose
 // places they had, while batch b - 1 goes through the recurrence. The two parts are apart, so that the helpers have the
-// registers that a column takes.
-template <u32 K, bool OUT, class L, class U, class F>
-DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last) {
+// registers that a column takes. `single` is all that the helpers do for one row, with OUT, and comes to two barriers.
+template <u32 K, bool OUT, class L, class U, class F, class S>
+DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last, S single) {
   SHARED Batch<K> s_batch[2];
   const u32 batches = (at.rows + BATCH - 1) / BATCH;
   if (threadIdx.x >= K) {
+    if (OUT && at.rows == 1) {
+      single(s_batch[0]);
+      return;
+    }
     const u32 w = warp() - K / 32;
 #pragma unroll 1
     for (u32 b = 0; b <= batches + 1; b++) {
@@ -148,11 +152,25 @@ DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last
   for (u32 d = 0; d < K; d++) to[d * 32] = m[d];
 }
 
-// The convolution's window after `count` rows, of a head of K channels, by the helping threads.
+// Numbers of the window that a helping thread fetches at a time: all of them, with heads of 128 channels and four taps.
+#define SLID 9
+
+// The convolution's window after `count` rows, of a head of K channels, by the helping threads. Loads before stores, as the compiler must
+// take a store for one of what is loaded next.
 template <u32 K> DEVICE void slide(const Sizes& z, u32 head, const float* window, const float* rows, u64 stride, u32 count, float* next) {
-  for (u32 i = threadIdx.x - K; i < (z.taps - 1) * 3 * K; i += BATCH * 32) {
-    u32 row = i / (3 * K), column = i % (3 * K) / K * z.channels() + head * K + i % K;
-    next[(u64)row * 3 * z.channels() + column] = raw_of(z, window, rows, stride, count + row, column);
+  const u32 all = (z.taps - 1) * 3 * K;
+  for (u32 base = threadIdx.x - K; base < all; base += SLID * HELPERS) {
+    float v[SLID];
+#pragma unroll
+    for (u32 j = 0; j < SLID; j++) {
+      u32 i = base + j * HELPERS, column = i % (3 * K) / K * z.channels() + head * K + i % K;
+      v[j] = i < all ? raw_of(z, window, rows, stride, count + i / (3 * K), column) : 0.0f;
+    }
+#pragma unroll
+    for (u32 j = 0; j < SLID; j++) {
+      u32 i = base + j * HELPERS, column = i % (3 * K) / K * z.channels() + head * K + i % K;
+      if (i < all) next[(u64)(i / (3 * K)) * 3 * z.channels() + column] = v[j];
+    }
   }
 }
 
@@ -167,16 +185,17 @@ struct Mix {
   Sizes z;
 };
 
-// Convolution and silu of a lane's channels of q, k and v. TAPS, where it is known: then all loads are under way at once.
-template <u32 K, u32 TAPS>
-DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 head, float (&v)[3][K / 32]) {
+// Convolution and silu of channels `first`, `first` + 32, .. of q, k and v, which are a head's. TAPS, where it is known: then all
+// loads are under way at once.
+template <u32 EACH, u32 TAPS>
+DEVICE void convolved_by(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH]) {
   const u32 taps = TAPS > 0 ? TAPS : o.z.taps;
-  float weight[3][K / 32][TAPS > 0 ? TAPS : 1], x[3][K / 32][TAPS > 0 ? TAPS : 1];
+  float weight[3][EACH][TAPS > 0 ? TAPS : 1], x[3][EACH][TAPS > 0 ? TAPS : 1];
 #pragma unroll
   for (u32 g = 0; g < 3; g++) {
 #pragma unroll
-    for (u32 e = 0; e < K / 32; e++) {
-      u32 column = g * o.z.channels() + head * K + 32 * e + lane();
+    for (u32 e = 0; e < EACH; e++) {
+      u32 column = g * o.z.channels() + first + 32 * e;
       v[g][e] = 0.0f;
       if constexpr (TAPS > 0) {
 #pragma unroll
@@ -194,7 +213,7 @@ DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 
 #pragma unroll
   for (u32 g = 0; g < 3; g++) {
 #pragma unroll
-    for (u32 e = 0; e < K / 32; e++) {
+    for (u32 e = 0; e < EACH; e++) {
       if constexpr (TAPS > 0) {
 #pragma unroll
         for (u32 j = 0; j < TAPS; j++) v[g][e] = fma_rn(weight[g][e][j], x[g][e][j], v[g][e]);
@@ -202,6 +221,11 @@ DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 
       v[g][e] = silu_of(v[g][e]);
     }
   }
+}
+template <u32 EACH>
+DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH]) {
+  if (o.z.taps == 4) convolved_by<EACH, 4>(o, window, rows, row, first, v);
+  else convolved_by<EACH, 0>(o, window, rows, row, first, v);
 }
 
 // Sum of squares of a row of which lane l has elements l, l + 32, ..
@@ -212,6 +236,19 @@ template <u32 N> DEVICE float warp_squares(const float (&v)[N]) {
   return tree(sum);
 }
 
+// A number that the compiler knows.
+template <u32 N> struct Count {
+  enum : u32 { value = N };
+};
+
+// One over the length of a row of q or k.
+DEVICE float inverse_length(float squares) { return div_rn(1.0f, sqrt_rn(squares + 1e-6f)); }
+
+// The decay of a channel, `f` being what its gate is made of.
+DEVICE float decay_of(const Mix& o, float rate, float f) {
+  return o.bounded ? exp_of(o.bound * sigmoid_of(rate * f)) : exp_of(-rate * softplus_of(f));
+}
+
 template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache& windows, const Cache& replay) {
   const u32 each = K / 32, seq = o.first_seq + blockIdx.x, channels = o.z.channels();
   const Where at = {blockIdx.y, o.round->seq_slot[seq], o.round->seq_parity[seq], o.round->seq_rows[seq]};
@@ -220,26 +257,28 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
   const float *rows = o.qkv + start * o.qkv_stride, *window = windows.row(at.slot, at.parity, 0);
   const u32 head = at.head;
 
-  auto load = [&](u32 row, Batch<K>& to, u32 w) {
-    float v[3][each], f[each], gate[each];
-    const float *f_row = o.f + (start + row) * o.f_stride + head * K, *gate_row = o.gate + (start + row) * o.gate_stride + head * K;
+  // `count` channels `first`, `first` + 32, .. of a row, to place w of a batch. `lengths` gives what q and k are to be multiplied with.
+  auto prepare = [&](auto count, u32 row, Batch<K>& to, u32 w, u32 first, auto lengths) {
+    constexpr u32 EACH = decltype(count)::value;
+    float v[3][EACH], raw[3][EACH], f[EACH], gate[EACH];
+    const u32 column = head * K + first;
+    const float *f_row = o.f + (start + row) * o.f_stride + column, *gate_row = o.gate + (start + row) * o.gate_stride + column;
+    float* kept = o.record ? replay.row(at.slot, 0, row) + column : nullptr;
 #pragma unroll
-    for (u32 e = 0; e < each; e++) {
-      f[e] = f_row[32 * e + lane()] + o.dt_bias[head * K + 32 * e + lane()];
-      gate[e] = gate_row[32 * e + lane()];
+    for (u32 e = 0; e < EACH; e++) {
+      f[e] = f_row[32 * e] + o.dt_bias[column + 32 * e];
+      gate[e] = gate_row[32 * e];
+#pragma unroll
+      for (u32 g = 0; g < 3; g++) raw[g][e] = kept ? rows[(u64)row * o.qkv_stride + g * channels + column + 32 * e] : 0.0f;
     }
-    float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]);
-    if (o.z.taps == 4) convolved<K, 4>(o, window, rows, row, head, v);
-    else convolved<K, 0>(o, window, rows, row, head, v);
-    float q_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[0]) + 1e-6f));
-    float k_inverse = div_rn(1.0f, sqrt_rn(warp_squares(v[1]) + 1e-6f));
+    float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]), q_inverse, k_inverse;
+    convolved<EACH>(o, window, rows, row, column, v);
+    lengths(v, q_inverse, k_inverse);
     float root = div_rn(1.0f, sqrt_rn((float)K));
-    float* kept = o.record ? replay.row(at.slot, 0, row) : nullptr;
 #pragma unroll
-    for (u32 e = 0; e < each; e++) {
-      u32 c = 32 * e + lane(), column = head * K + c;
-      float decay = o.bounded ? exp_of(o.bound * sigmoid_of(rate * f[e])) : exp_of(-rate * softplus_of(f[e]));
-      float k = v[1][e] * k_inverse;
+    for (u32 e = 0; e < EACH; e++) {
+      u32 c = first + 32 * e;
+      float decay = decay_of(o, rate, f[e]), k = v[1][e] * k_inverse;
       to.q[w][c] = v[0][e] * q_inverse * root;
       to.k[w][c] = k;
       to.v[w][c] = v[2][e];
@@ -247,32 +286,65 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
       to.gate[w][c] = sigmoid_of(gate[e]);
       if (kept) {
 #pragma unroll
-        for (u32 g = 0; g < 3; g++) kept[g * channels + column] = rows[(u64)row * o.qkv_stride + g * channels + column];
-        kept[3 * channels + column] = k;
-        kept[4 * channels + column] = v[2][e];
-        kept[5 * channels + column] = decay;
+        for (u32 g = 0; g < 3; g++) kept[g * channels + 32 * e] = raw[g][e];
+        kept[3 * channels + 32 * e] = k;
+        kept[4 * channels + 32 * e] = v[2][e];
+        kept[5 * channels + 32 * e] = decay;
       }
     }
-    if (lane() == 0) {
+    if (first == 0) {
       to.beta[w] = beta;
-      if (kept) kept[6 * channels + head] = beta;
+      if (kept) kept[6 * channels + head - column] = beta;
     }
   };
-  // Output norm and gate.
-  auto unload = [&](u32 row, const Batch<K>& from, u32 w) {
+  auto load = [&](u32 row, Batch<K>& to, u32 w) {
+    prepare(Count<each>(), row, to, w, lane(), [](const float (&v)[3][each], float& q, float& k) {
+      q = inverse_length(warp_squares(v[0]));
+      k = inverse_length(warp_squares(v[1]));
+    });
+  };
+  // Output norm and gate: the factor of a row.
+  auto factor = [&](const Batch<K>& from, u32 w) {
     float core[each];
 #pragma unroll
     for (u32 e = 0; e < each; e++) core[e] = from.v[w][32 * e + lane()];
-    float r = rms_factor(warp_squares(core), K, o.eps);
+    return rms_factor(warp_squares(core), K, o.eps);
+  };
+  auto unload = [&](u32 row, const Batch<K>& from, u32 w) {
+    float r = factor(from, w);
     float* out = o.out + (start + row) * o.out_stride + head * K;
 #pragma unroll
     for (u32 e = 0; e < each; e++) {
       u32 c = 32 * e + lane();
-      out[c] = core[e] * r * o.o_norm[c] * from.gate[w][c];
+      out[c] = from.v[w][c] * r * o.o_norm[c] * from.gate[w][c];
     }
   };
   auto last = [&] { slide<K>(o.z, head, window, rows, o.qkv_stride, at.rows, windows.row(at.slot, 1 - at.parity, 0)); };
-  recur<K, true>(at, states, load, unload, last);
+  auto single = [&](Batch<K>& batch) {
+    const u32 c = threadIdx.x - K;
+    if (c < K) {
+      prepare(Count<1>(), 0, batch, 0, c, [&](const float (&v)[3][1], float& q, float& k) {
+        // Through the place of a row that there is not; every warp adds all channels.
+        batch.q[1][c] = v[0][0];
+        batch.k[1][c] = v[1][0];
+        part_barrier(K);
+        float all[2][each];
+#pragma unroll
+        for (u32 e = 0; e < each; e++) {
+          all[0][e] = batch.q[1][32 * e + lane()];
+          all[1][e] = batch.k[1][32 * e + lane()];
+        }
+        q = inverse_length(warp_squares(all[0]));
+        k = inverse_length(warp_squares(all[1]));
+      });
+    }
+    block_barrier();
+    last();
+    float norm = c < K ? o.o_norm[c] : 0.0f;
+    block_barrier();
+    if (c < K) o.out[start * o.out_stride + head * K + c] = batch.v[0][c] * factor(batch, 0) * norm * batch.gate[0][c];
+  };
+  recur<K, true>(at, states, load, unload, last, single);
 }
 
 // From replay records, for sequences that keep fewer rows than the forward had.
@@ -294,7 +366,7 @@ template <u32 K> DEVICE void replayed(const Round* round, u32 first_seq, const S
     if (lane() == 0) to.beta[w] = record[6 * channels + at.head];
   };
   auto last = [&] { slide<K>(z, at.head, window, records, stride, keep, windows.row(at.slot, 1 - at.parity, 0)); };
-  recur<K, false>(at, states, load, [](u32, const Batch<K>&, u32) {}, last);
+  recur<K, false>(at, states, load, [](u32, const Batch<K>&, u32) {}, last, [](Batch<K>&) {});
 }
 
 KERNEL THREADS(160) kda_mix_32(Mix o, Cache states, Cache windows, Cache replay) { mix<32>(o, states, windows, replay); }

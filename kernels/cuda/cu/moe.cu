@@ -1,5 +1,28 @@
 // Routing: `moe.pick`, `moe.group`, `moe.combine`. The products are in panels.cu and exl3.cu.
 
+// Experts of a lane that its registers hold: 12 times 32 are more than the published model's 288.
+#define HELD_EXPERTS 12
+
+// By a warp: k times the largest of the lanes' best, ties to the lower expert. Of its experts lane, lane + 32, .. that are left, a lane's
+// `look(best, at)` gives the largest key and whose it is, counted by 32; `take` takes one away.
+template <class L, class T> DEVICE void pick(u32 k, L look, T take, i32* ids, u32* picked) {
+  u32 best, at;
+  look(best, at);
+  for (u32 slot = 0; slot < k; slot++) {
+    u32 expert = 32 * at + lane(), top = __reduce_max_sync(ALL, best), e = __reduce_min_sync(ALL, best == top ? expert : ~0u);
+    if (lane() == 0) {
+      ids[slot] = (i32)e;
+      picked[slot] = e;
+    }
+    // Only the lane whose expert it was has to look again.
+    if (expert == e) {
+      take(at);
+      look(best, at);
+    }
+    __syncwarp();
+  }
+}
+
 // Experts of a row by falling biased score, ties to the lower id, and their weights from the unbiased scores. A block a row
 // makes the scores, its first warp picks. Bound: latency, of k steps that each find the largest of 32 lanes' best.
 KERNEL THREADS(512) moe_pick(
@@ -47,32 +70,46 @@ KERNEL THREADS(512) moe_pick(
     __syncthreads();
   }
   if (warp() != 0) return;
-  // A lane has experts lane, lane + 32, ..; of those that are left the largest key, and the lowest expert that has it.
-  u32 best, at;
-  auto look = [&] {
-    best = 0;
-    at = 0xffffffffu;
+  if (experts <= 32 * HELD_EXPERTS) {
+    u32 held[HELD_EXPERTS];
+#pragma unroll
+    for (u32 j = 0; j < HELD_EXPERTS; j++) held[j] = lane() + 32 * j < experts ? key[lane() + 32 * j] : 0;
+    auto look = [&](u32& best, u32& at) {
+      // In pairs, so that few comparisons wait for each other; of equal ones the lower.
+      u32 most[HELD_EXPERTS], which[HELD_EXPERTS];
+#pragma unroll
+      for (u32 j = 0; j < HELD_EXPERTS; j++) {
+        most[j] = held[j];
+        which[j] = j;
+      }
+#pragma unroll
+      for (u32 step = 1; step < HELD_EXPERTS; step *= 2) {
+#pragma unroll
+        for (u32 j = 0; j + step < HELD_EXPERTS; j += 2 * step) {
+          which[j] = most[j + step] > most[j] ? which[j + step] : which[j];
+          most[j] = most[j + step] > most[j] ? most[j + step] : most[j];
+        }
+      }
+      best = most[0];
+      at = which[0];
+    };
+    pick(k, look, [&](u32 at) {
+#pragma unroll
+      for (u32 j = 0; j < HELD_EXPERTS; j++) held[j] = j == at ? 0 : held[j];
+    }, ids, picked);
+  } else {
+    pick(k, [&](u32& best, u32& at) {
+      best = 0;
+      at = 0;
 #pragma unroll 8
-    for (u32 e = lane(); e < experts; e += 32) {
-      u32 own = key[e];
-      at = own > best ? e : at;
-      best = own > best ? own : best;
-    }
-  };
-  look();
-  for (u32 slot = 0; slot < k; slot++) {
-    u32 top = __reduce_max_sync(ALL, best), e = __reduce_min_sync(ALL, best == top ? at : 0xffffffffu);
-    if (lane() == 0) {
-      ids[slot] = (i32)e;
-      picked[slot] = e;
-    }
-    // Only the lane whose expert it was has to look again.
-    if (at == e) {
-      key[e] = 0;
-      look();
-    }
-    __syncwarp();
+      for (u32 e = lane(); e < experts; e += 32) {
+        u32 own = key[e];
+        at = own > best ? e / 32 : at;
+        best = own > best ? own : best;
+      }
+    }, [&](u32 at) { key[lane() + 32 * at] = 0; }, ids, picked);
   }
+  __syncwarp();
   float total = 0.0f;
 #pragma unroll 8
   for (u32 slot = 0; slot < k; slot++) total = total + score[picked[slot]];

@@ -1,7 +1,26 @@
 // `sample.candidates`: the C largest logits of a row, falling, ties to the lower id; -inf and -1 where there are fewer.
 //
-// - `sample_slices`: a block takes 4096 logits and keeps the best C of them. Bound: the bytes of the logits.
+// A few candidates:
+// - `sample_tops`: a warp finds the largest of a stretch of logits. Bound: the bytes of the logits.
+// - `sample_pick`: a block a row; no candidate is below the C-th largest of those, so only the stretches whose largest reaches it are fetched
+//   once more. Bound: latency, of two fetches and some ten counts by all threads.
+// More of them:
+// - `sample_slices`: a block takes 4096 logits and keeps the best C of them.
 // - `sample_merge`: a block a row chooses among what the slices kept, and sorts it.
+
+// Where a row's candidates go, from the largest down. A key: what orders the value, turned round, and its place in the row; ~0: none.
+struct Candidates {
+  const float* logits;
+  u32 first_id;
+  float* values;
+  i32* ids;
+  DEVICE void give(u32 i, u64 key) const {
+    u32 place = (u32)key;
+    bool there = place != ~0u;
+    values[i] = there ? logits[place] : -infinity();
+    ids[i] = there ? (i32)(first_id + place) : -1;
+  }
+};
 
 #define SLICE 4096
 #define SLICE_THREADS 512
@@ -22,21 +41,18 @@ KERNEL THREADS(512) sample_slices(
     }
     return;
   }
-  const Kept<SLICE / SLICE_THREADS> set(count, [=](u32 i) { return x[i]; });
-  Threshold t = threshold_of(set, keep);
-  place_best(set, t, [=](u32 place, u32 i) {
+  const Kept<SLICE / SLICE_THREADS> set(count, [=](u32 i) { return ordered(x[i]); });
+  place_best<true>(set, threshold_of(set, keep), [=](u32 place, u32 i, u32) {
     values[place] = x[i];
     places[place] = first + i;
   });
 }
 
-// Candidates that are ranked, not sorted.
-#define RANKED 128
 // Values that a thread of `sample_merge` can hold.
 #define MERGED 8
 
 // `held` kept values a row. The best c of them (as many as there are, up to the `wanted`), sorted in shared memory by (falling key, rising place): `room` is c rounded
-// up to a power of two, and at least eight.
+// up to a power of two.
 KERNEL THREADS(1024) sample_merge(
     const float* logits, u32 logits_stride, const float* values, const u32* places, u32 held, u32 c, u32 room, u32 first_id,
     float* out, u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
@@ -47,39 +63,18 @@ KERNEL THREADS(1024) sample_merge(
   places += (u64)blockIdx.x * held;
   for (u32 i = threadIdx.x; i < room; i += blockDim.x) keys[i] = ~0ull;
   __syncthreads();
-  auto value = [=](u32 i) { return values[i]; };
+  auto key = [=](u32 i) { return ordered(values[i]); };
   auto put = [=](u32 place, u32 i) { keys[place] = (u64)~ordered(values[i]) << 32 | places[i]; };
   if (held <= c) {
     for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i);
   } else if (held <= MERGED * blockDim.x) {
-    const Kept<MERGED> set(held, value);
-    place_best(set, threshold_of(set, c), put);
+    const Kept<MERGED> set(held, key);
+    place_best<true>(set, threshold_of(set, c), [=](u32 place, u32 i, u32) { put(place, i); });
   } else {
-    const auto set = fetched(held, value);
-    place_best(set, threshold_of(set, c), put);
+    const auto set = fetched(held, key);
+    place_best<true>(set, threshold_of(set, c), [=](u32 place, u32 i, u32) { put(place, i); });
   }
   __syncthreads();
-  auto give = [=](u32 i, u64 key, bool there) {
-    u32 place = (u32)key;
-    there = there && place != ~0u;
-    out[(u64)blockIdx.x * out_stride + i] = there ? logits[place] : -infinity();
-    ids[(u64)blockIdx.x * ids_stride + i] = there ? (i32)(first_id + place) : -1;
-  };
-  if (c <= RANKED) {
-    // A few: each is compared with all others.
-    for (u32 i = threadIdx.x; i < c; i += blockDim.x) {
-      u64 mine = keys[i];
-      u32 rank = 0;
-      // Up to the whole room: what comes after the c-th is more than every key.
-      for (u32 first = 0; first < room; first += 8) {
-#pragma unroll
-        for (u32 j = first; j < first + 8; j++) rank += keys[j] < mine || (keys[j] == mine && j < i);
-      }
-      give(rank, mine, true);
-    }
-    for (u32 i = c + threadIdx.x; i < wanted; i += blockDim.x) give(i, ~0ull, false);
-    return;
-  }
   for (u32 size = 2; size <= room; size *= 2) {
     for (u32 stride = size / 2; stride > 0; stride /= 2) {
       for (u32 i = threadIdx.x; i < room; i += blockDim.x) {
@@ -95,5 +90,123 @@ KERNEL THREADS(1024) sample_merge(
       __syncthreads();
     }
   }
-  for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) give(i, i < c ? keys[i] : ~0ull, i < c);
+  const Candidates to = {logits, first_id, out + (u64)blockIdx.x * out_stride, ids + (u64)blockIdx.x * ids_stride};
+  for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) to.give(i, i < c ? keys[i] : ~0ull);
+}
+
+// Logits of a stretch, a multiple of 32, from which a lane of `sample_tops` fetches all it has at once.
+#define MOST_STRETCH 128
+
+// The largest key of each stretch, to `[row][stretch]`.
+KERNEL THREADS(256) sample_tops(const float* logits, u32 logits_stride, u32 n, u32 stretch, u32 stretches, u32* tops) {
+  u32 at = blockIdx.y * 8 + warp(), first = at * stretch;
+  if (at >= stretches) return;
+  const float* x = logits + (u64)blockIdx.x * logits_stride;
+  u32 k[MOST_STRETCH / 32], top = 0;
+  // Beyond the end the last one again.
+#pragma unroll
+  for (u32 j = 0; j < MOST_STRETCH / 32; j++) k[j] = ordered(x[low(low(first + 32 * j, first + stretch - 32) + lane(), n - 1)]);
+#pragma unroll
+  for (u32 j = 0; j < MOST_STRETCH / 32; j++) top = k[j] > top ? k[j] : top;
+  top = __reduce_max_sync(ALL, top);
+  if (lane() == 0) tops[(u64)blockIdx.x * stretches + at] = top;
+}
+
+// Candidates that `sample_pick` may find before it has chosen, and stretches that it fetches once more.
+#define FOUND 1024
+// Stretches that a warp fetches at a time.
+#define STRETCHES_AT_ONCE 4
+// Threads that share the comparisons of a candidate.
+#define SHARERS 8
+
+// The c best of a row, c being at most n and 1024.
+KERNEL THREADS(1024) sample_pick(
+    const float* logits, u32 logits_stride, u32 n, const u32* tops, u32 stretch, u32 stretches, u32 c, u32 first_id, float* out,
+    u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
+  SHARED u64 s_keys[FOUND];
+  SHARED u32 s_stretches[FOUND], s_near, s_found;
+  const u32 threads = blockDim.x;
+  logits += (u64)blockIdx.x * logits_stride;
+  tops += (u64)blockIdx.x * stretches;
+  const Candidates to = {logits, first_id, out + (u64)blockIdx.x * out_stride, ids + (u64)blockIdx.x * ids_stride};
+  if (threadIdx.x == 0) s_near = s_found = 0;
+  u32 mine = 0, top;
+  for (u32 base = threadIdx.x; base < stretches; base += AT_ONCE * threads) {
+    u32 k[AT_ONCE];
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; j++) k[j] = tops[low(base + j * threads, stretches - 1)];
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; j++) mine = base + j * threads < stretches && k[j] > mine ? k[j] : mine;
+  }
+  const Threshold bound = bound_of(mine, c, top);
+  auto key = [=](u32 i) { return ordered(logits[i]); };
+  // Every value above the bound, in any order: a lane of each warp makes room for its lanes' own.
+  auto append = [&](bool has, u32* count, auto put) {
+    u32 all = __ballot_sync(ALL, has), at = 0;
+    if (all == 0) return;
+    if (lane() == 0) at = atomicAdd(count, __popc(all));
+    at = __shfl_sync(ALL, at, 0) + __popc(all & ((1u << lane()) - 1));
+    if (has && at < FOUND) put(at);
+  };
+  for (u32 base = 0; base < stretches; base += threads) {
+    u32 g = base + threadIdx.x;
+    append(g < stretches && tops[g] > bound.key, &s_near, [&](u32 at) { s_stretches[at] = g; });
+  }
+  __syncthreads();
+  const u32 near = s_near;
+  for (u32 base = warp(); base < low(near, FOUND); base += STRETCHES_AT_ONCE * threads / 32) {
+    u32 at[STRETCHES_AT_ONCE][MOST_STRETCH / 32], k[STRETCHES_AT_ONCE][MOST_STRETCH / 32];
+#pragma unroll
+    for (u32 j = 0; j < STRETCHES_AT_ONCE; j++) {
+      u32 place = base + j * threads / 32;
+#pragma unroll
+      for (u32 i = 0; i < MOST_STRETCH / 32; i++) {
+        at[j][i] = place < near && 32 * i < stretch ? s_stretches[place] * stretch + 32 * i + lane() : n;
+        k[j][i] = at[j][i] < n ? key(at[j][i]) : 0;
+      }
+    }
+#pragma unroll
+    for (u32 j = 0; j < STRETCHES_AT_ONCE; j++) {
+#pragma unroll
+      for (u32 i = 0; i < MOST_STRETCH / 32; i++) {
+        append(k[j][i] > bound.key, &s_found, [&](u32 place) { s_keys[place] = (u64)~k[j][i] << 32 | at[j][i]; });
+      }
+    }
+  }
+  __syncthreads();
+  u32 found = s_found;
+  if (near > FOUND || found > FOUND) {
+    // Stretches that have many large ones.
+    place_chosen(fetched(n, key), c, [&](u32 p, u32 i, u32 k) { s_keys[p] = (u64)~k << 32 | i; });
+    found = c;
+  }
+  // The first of those that equal the bound.
+  for (u32 first = 0; found < c && first < n; first += AT_ONCE * threads) {
+    u32 k[AT_ONCE], count = 0, all;
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; j++) k[j] = key(low(first + (warp() * AT_ONCE + j) * 32 + lane(), n - 1));
+    auto same = [&](u32 j) { return first + (warp() * AT_ONCE + j) * 32 + lane() < n && k[j] == bound.key; };
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; j++) count += __popc(__ballot_sync(ALL, same(j)));
+    u32 before = sum_before(lane() == 0 ? count : 0, all);
+    u32 at = found + __shfl_sync(ALL, before, 0);
+#pragma unroll
+    for (u32 j = 0; j < AT_ONCE; j++) {
+      u32 equal = __ballot_sync(ALL, same(j)), place = at + __popc(equal & ((1u << lane()) - 1));
+      if (same(j) && place < c) s_keys[place] = (u64)~k[j] << 32 | (first + (warp() * AT_ONCE + j) * 32 + lane());
+      at += __popc(equal);
+    }
+    found = low(c, found + all);
+    __syncthreads();
+  }
+  // Each is compared with all others, which are different.
+  for (u32 base = 0; base < found; base += threads / SHARERS) {
+    u32 i = base + threadIdx.x / SHARERS, rank = 0;
+    u64 own = s_keys[low(i, found - 1)];
+    for (u32 j = threadIdx.x % SHARERS; j < found; j += SHARERS) rank += s_keys[j] < own;
+#pragma unroll
+    for (u32 step = 1; step < SHARERS; step *= 2) rank += __shfl_xor_sync(ALL, rank, step);
+    if (i < found && rank < c && threadIdx.x % SHARERS == 0) to.give(rank, own);
+  }
+  for (u32 i = c + threadIdx.x; i < wanted; i += threads) to.give(i, ~0ull);
 }

@@ -85,8 +85,29 @@ fn chains_that_are_multiplied_before_they_are_there_are_found() {
 
 #[test]
 fn picks_that_are_not_taken_out_are_found() {
-    let found = with_fault("moe", "      key[e] = 0;\n", "", "moe.pick");
+    let found = with_fault("moe", "held[j] = j == at ? 0 : held[j];", "held[j] = held[j];", "moe.pick");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn a_bound_above_some_of_the_best_is_found() {
+    // One stretch's largest counts for every thread.
+    let found = with_fault(
+        "sample",
+        "base + j * threads < stretches && k[j] > mine",
+        "k[j] > mine",
+        "sample.candidates",
+    );
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+    // Threads that reach the bound are fewer than the wanted.
+    let found = with_fault("idx", "{under, wanted - above}", "{under + 1, wanted - above}", "idx.select");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn a_row_whose_length_is_taken_before_it_is_there_is_found() {
+    let found = with_fault("kda", "        part_barrier(K);\n", "", "kda.mix");
+    assert!(!found.is_empty());
 }
 
 #[test]

@@ -53,6 +53,7 @@ struct Machine {
   std::vector<u8> shared;
   u64 seed = 1;
   // How often threads of the block have come to a barrier of a part of it.
+  u64 part_came = 0;
 
   u64 random() {
     seed ^= seed << 13;
@@ -97,6 +98,12 @@ inline void warp_barrier() {
   pause();
 }
 
+// Waits for so many threads of the block, this one among them.
+inline void part_barrier(u32 count) {
+  u64 turn = machine.part_came++ / count;
+  while (machine.part_came / count <= turn) pause();
+}
+
 template <class T> T exchange(T value, u32 from) {
   u32 first = machine.now->index / LANES * LANES;
   u64 bits = 0;
@@ -130,6 +137,7 @@ inline void run(Dim grid, Dim block, u32 shared, u64 seed, void (*body)(void*), 
     for (u32 y = 0; y < grid.y; y++)
       for (u32 x = 0; x < grid.x; x++) {
         blockIdx = {x, y, z};
+        m.part_came = 0;
         for (u32 i = 0; i < threads; i++) {
           Fiber& f = m.fibers[i];
           f.started = f.done = false;
@@ -185,6 +193,7 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define ALL 0xffffffffu
 
 inline void block_barrier() { host::block_barrier(); }
+inline void part_barrier(u32 count) { host::part_barrier(count); }
 inline void __syncthreads() { host::block_barrier(); }
 inline void __syncwarp() { host::warp_barrier(); }
 template <class T> T __shfl_xor_sync(u32, T v, u32 mask) { return host::exchange(v, threadIdx.x % 32 ^ mask); }
@@ -218,6 +227,20 @@ inline u32 __reduce_max_sync(u32, u32 v) {
 }
 inline u32 __reduce_min_sync(u32, u32 v) {
   return reduce(v, [](u32 a, u32 b) { return a < b ? a : b; });
+}
+// The others' values are added to the lane's own, which is among them.
+inline u32 __reduce_add_sync(u32, u32 v) {
+  return reduce(v, [](u32 a, u32 b) { return a + b; }) - v;
+}
+// How many threads of the block say yes.
+inline i32 __syncthreads_count(bool yes) {
+  host::Machine& m = host::machine;
+  m.slots[m.now->index] = yes;
+  host::block_barrier();
+  i32 count = 0;
+  for (u64 slot : m.slots) count += slot != 0;
+  host::block_barrier();
+  return count;
 }
 inline u32 __ballot_sync(u32, bool v) {
   host::Machine& m = host::machine;

@@ -77,7 +77,7 @@ pub(super) fn mtp_in(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(out.at),
         Arg::Word(out.stride),
     ]);
-    o.launch("mtp_in", [o.rows(), 1, 1], 256, 0, &args)
+    o.launch("mtp_in", [o.rows(), 2, 1], 256, 0, &args)
 }
 
 pub(super) fn dense(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
@@ -286,6 +286,12 @@ fn exchange(
 const SLICE: usize = 4096;
 /// Threads of a slice: `SLICE_THREADS` of the source.
 const SLICE_THREADS: u32 = 512;
+/// Most candidates of `sample_pick`; more are chosen of what the slices keep.
+const FEW_CANDIDATES: usize = 128;
+/// Logits whose largest is found first: `MOST_STRETCH` of the source, and of short rows less, so that there are enough of them.
+const fn stretch(n: usize) -> usize {
+    if n > 32_768 { 128 } else { 32 }
+}
 /// Most candidates that are sorted in shared memory.
 const MOST_CANDIDATES: usize = 8192;
 
@@ -302,7 +308,33 @@ pub(super) fn candidates(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     if rows == 0 {
         return Ok(());
     }
-    let (slices, keep) = (n.div_ceil(SLICE), count.min(n));
+    let keep = count.min(n);
+    if keep <= FEW_CANDIDATES {
+        let stretch = stretch(n);
+        let stretches = n.div_ceil(stretch);
+        let tops = Scratch::pieces(&[rows * stretches * 4]).take(o.machine)?[0];
+        let size = [Arg::Word(stretch as u32), Arg::Word(stretches as u32)];
+        let row = [Arg::Pointer(logits.at), Arg::Word(logits.stride), Arg::Word(n as u32)];
+        let args = [row[0], row[1], row[2], size[0], size[1], Arg::Pointer(tops)];
+        o.launch("sample_tops", [rows, stretches.div_ceil(8), 1], 256, 0, &args)?;
+        let args = [
+            row[0],
+            row[1],
+            row[2],
+            Arg::Pointer(tops),
+            size[0],
+            size[1],
+            Arg::Word(keep as u32),
+            Arg::Word(first as u32),
+            Arg::Pointer(values.at),
+            Arg::Word(values.stride),
+            Arg::Pointer(ids.at),
+            Arg::Word(ids.stride),
+            Arg::Word(count as u32),
+        ];
+        return o.launch("sample_pick", [rows, 1, 1], 1024, 0, &args);
+    }
+    let slices = n.div_ceil(SLICE);
     // Only the last slice may have fewer than that.
     let each = keep.min(SLICE);
     let held = slices * each;
@@ -316,7 +348,7 @@ pub(super) fn candidates(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Pointer(pieces[1]),
     ];
     o.launch("sample_slices", [rows, slices, 1], SLICE_THREADS, 0, &args)?;
-    let room = keep.next_power_of_two().max(8);
+    let room = keep.next_power_of_two();
     let args = [
         Arg::Pointer(logits.at),
         Arg::Word(logits.stride),

@@ -302,14 +302,44 @@ fn candidates() -> Vec<Setup> {
         logits.iter_mut().step_by(3).for_each(|v| *v = v.round());
         logits[5] = f32::NAN;
         logits[7] = f32::NEG_INFINITY;
-        Setup {
-            inputs: vec![Matrix::f32(&logits, n)],
-            outputs: vec![Matrix::out(rows, c), Matrix::out_i32(rows, c)],
-            dims: vec![n, c, 1000],
-            seqs: one(rows),
-            out_rows: (0..rows as u32).collect(),
-            ..Setup::new("sample.candidates")
-        }
+        best_of(rows, n, c, &logits)
     })
+    .chain(uneven_candidates())
     .collect()
+}
+
+fn best_of(rows: usize, n: usize, c: usize, logits: &[f32]) -> Setup {
+    Setup {
+        inputs: vec![Matrix::f32(logits, n)],
+        outputs: vec![Matrix::out(rows, c), Matrix::out_i32(rows, c)],
+        dims: vec![n, c, 1000],
+        seqs: one(rows),
+        out_rows: (0..rows as u32).collect(),
+        ..Setup::new("sample.candidates")
+    }
+}
+
+/// Rows whose best lie together, or are few.
+fn uneven_candidates() -> Vec<Setup> {
+    let (n, c) = (40_000, 64);
+    // A mask that leaves six, and one that leaves none.
+    let mut masked = vec![f32::NEG_INFINITY; 2 * n];
+    for i in [3, 4, 9000, 20_001, 39_998, 39_999] {
+        masked[i] = (i % 7) as f32;
+    }
+    // More than are ever held, all larger than the rest; and none of them different.
+    let mut together = random(11, n, 1.0);
+    together[7000..9500].iter_mut().for_each(|v| *v += 10.0);
+    let mut same = random(12, n, 1.0);
+    same[7000..9500].fill(10.0);
+    // The best at the end of a row of few stretches.
+    let mut rising: Vec<f32> = (0..129).map(|i| i as f32).collect();
+    rising.push(-1.0);
+    vec![
+        best_of(2, n, c, &masked),
+        best_of(1, n, c, &together),
+        best_of(1, n, c, &same),
+        best_of(1, 130, 4, &rising),
+        best_of(1, 130, 128, &rising),
+    ]
 }

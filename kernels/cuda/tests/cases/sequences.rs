@@ -198,16 +198,21 @@ fn idx_select() -> Vec<Setup> {
     let mut all = idx_short();
     // Few different scores: more pools than a block holds or places in one go, and several that each thread holds.
     for start in [33_000, 5000] {
-        all.push(idx_long(start));
+        all.push(idx_long(start, 48, 40));
+    }
+    // Mostly different ones; of 1,100 pools nearly all, and more than threads.
+    for (start, top) in [(33_000, 48), (16_000, 512), (5000, 300), (1100, 1050), (1030, 1000)] {
+        all.push(idx_long(start, top, start));
     }
     all
 }
 
-fn idx_long(start: usize) -> Setup {
-    let (d, top) = (4, 48);
+/// Of pools of one token, whose keys come again after `period` of them.
+fn idx_long(start: usize, top: usize, period: usize) -> Setup {
+    let d = 4;
     let mut pools = Family::new(7, 1, 1, start + 1, d, Addressing::Linear);
-    let keys: Vec<f32> = pools.data[..40 * d].to_vec();
-    pools.data.chunks_mut(40 * d).for_each(|r| r.copy_from_slice(&keys[..r.len()]));
+    let keys: Vec<f32> = pools.data[..period * d].to_vec();
+    pools.data.chunks_mut(period * d).for_each(|r| r.copy_from_slice(&keys[..r.len()]));
     Setup {
         inputs: vec![Matrix::f32(&random(1, d, 1.0), d), Matrix::f32(&[0.7], 1)],
         outputs: vec![Matrix::out_i32(1, top), Matrix::out_i32(1, 1)],
