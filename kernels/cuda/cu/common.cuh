@@ -23,6 +23,7 @@ typedef long long i64;
 #define ALL 0xffffffffu
 
 DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE double fma_double_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEVICE float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEVICE float sqrt_rn(float a) { return __fsqrt_rn(a); }
 // As 1 / a.

@@ -259,6 +259,7 @@ inline u32 atomicAdd(u32* at, u32 v) {
 }
 
 inline float fma_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double fma_double_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline float div_rn(float a, float b) { return a / b; }
 inline float sqrt_rn(float a) { return std::sqrt(a); }
 inline float recip_rn(float a) { return 1.0f / a; }

@@ -627,15 +627,16 @@ fn vision(s: &Sizes) -> [Task; 4] {
             weights: vec![Stored::Vector(width), Stored::Vector(width)],
             dims: vec![width],
             params: vec![1e-5],
-            // A sum, squares, and 64 terms of a series, each a division and three steps in double precision.
+            // A sum, squares, the norm, and 28 multiply-adds in double precision between a few more steps.
             ..task(
                 "vision.gelu",
                 of("vision.gelu", merged),
                 merged,
                 Cost {
                     bytes: f32s(2 * merged * width),
-                    steps: 2.0 * squares(width) + 64.0 * 3.0,
-                    divisions: 2.0 + 64.0,
+                    fmas: (merged * width * 29) as f64,
+                    steps: 2.0 * squares(width) + FACTOR.0 + 3.0 + 28.0 + 7.0,
+                    divisions: 1.0 + FACTOR.1,
                     ..ONE
                 },
             )
