@@ -18,8 +18,10 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 #define SHARED_BYTES(name) extern __shared__ __align__(16) u8 name[]
-// One block a multiprocessor is enough: without the 1 the compiler saves registers until it spills.
-#define THREADS(n) __launch_bounds__(n, 1)
+// Most threads of a block, and how many blocks shall fit a multiprocessor at least. One where that is not said: without it the
+// compiler saves registers until it spills.
+#define THREADS(...) THREADS_AND_BLOCKS(__VA_ARGS__, 1, 1)
+#define THREADS_AND_BLOCKS(n, blocks, ...) __launch_bounds__(n, blocks)
 #define ALL 0xffffffffu
 
 DEVICE float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -35,6 +37,11 @@ DEVICE float float_of(u32 a) { return __uint_as_float(a); }
 DEVICE void copy_async(void* to, const void* from) {
   u32 at = (u32)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+// The same of one number, zero where there is none: `from` is not read then.
+DEVICE void copy_async_one(float* to, const float* from, bool there) {
+  u32 at = (u32)__cvta_generic_to_shared(to), size = there ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(size) : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `left` of the committed groups are under way.

@@ -20,24 +20,6 @@ KERNEL THREADS(128) mla_rows(const Round* round, u32 first_row, u32 rows, Cache 
 #define STRETCH 64
 #define ATTEND_THREADS 256
 
-struct Attend {
-  const float* q;
-  u64 q_stride;
-  float* out;
-  u64 out_stride;
-  // Positions that a row sees; null: all up to its own.
-  const i32* lists;
-  u64 lists_stride;
-  const i32* counts;
-  u64 counts_stride;
-  u32 first_row, rows, d, v;
-  float scale;
-  // Most positions of a list.
-  u32 longest;
-  // Whether a row sees all rows of its sequence, also those after it; the cache is the rows of the call then.
-  u32 whole, unused;
-};
-
 // Rows `first ..` of a call, at most R, that are rows of one sequence, one after another. None: nothing to do.
 struct Block {
   u32 first, count, seq;

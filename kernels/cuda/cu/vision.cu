@@ -1,5 +1,5 @@
 // The vision tower beside its products, norms and activations: `vision.rotate`, `vision.gather`, `vision.gelu`. Attention within a
-// frame is in mla.cu.
+// frame is in attend.cu.
 
 // Each head of q and k normed and turned, v moved beside k: a warp a head of one of the three. The angles are a row of d / 2
 // cosines and as many sines. Bound: the bytes of the rows.

@@ -151,11 +151,12 @@ impl std::fmt::Display for Launch<'_> {
     }
 }
 
-/// The kernels that a source defines: `KERNEL THREADS(n) name(parameters)`.
+/// The kernels that a source defines: `KERNEL THREADS(n) name(parameters)`, or with `THREADS(n, blocks)`.
 fn parse(source: &'static Source) -> Vec<Kernel> {
     let mut found = Vec::new();
     for after in source.text.split("\nKERNEL THREADS(").skip(1) {
         let kernel = after.split_once(") ").and_then(|(threads, rest)| {
+            let threads = threads.split(',').next()?;
             let (name, rest) = rest.split_once('(')?;
             let (params, _) = rest.split_once(") {")?;
             let params = params.split(',').map(|p| param(p.trim())).collect();

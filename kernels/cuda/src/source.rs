@@ -14,18 +14,20 @@ pub struct Source {
 const COMMON: &str = include_str!("../cu/common.cuh");
 const BEST: &str = include_str!("../cu/best.cuh");
 const TARGET: &str = include_str!("../cu/target.cuh");
+const ATTEND: &str = include_str!("../cu/attend.cuh");
 const CHAINS: &str = include_str!("../cu/chains.cuh");
 
 /// All sources.
 pub const SOURCES: &[Source] = &[
     Source { name: "act", shared: &[COMMON], text: include_str!("../cu/act.cu") },
+    Source { name: "attend", shared: &[COMMON, ATTEND], text: include_str!("../cu/attend.cu") },
     Source { name: "embed", shared: &[COMMON], text: include_str!("../cu/embed.cu") },
     Source { name: "exl3", shared: &[COMMON, TARGET], text: include_str!("../cu/exl3.cu") },
     Source { name: "final", shared: &[COMMON], text: include_str!("../cu/final.cu") },
     Source { name: "hc", shared: &[COMMON, CHAINS], text: include_str!("../cu/hc.cu") },
     Source { name: "idx", shared: &[COMMON, BEST], text: include_str!("../cu/idx.cu") },
     Source { name: "kda", shared: &[COMMON], text: include_str!("../cu/kda.cu") },
-    Source { name: "mla", shared: &[COMMON], text: include_str!("../cu/mla.cu") },
+    Source { name: "mla", shared: &[COMMON, ATTEND], text: include_str!("../cu/mla.cu") },
     Source { name: "moe", shared: &[COMMON], text: include_str!("../cu/moe.cu") },
     Source { name: "norm", shared: &[COMMON], text: include_str!("../cu/norm.cu") },
     Source { name: "panels", shared: &[COMMON, TARGET, CHAINS], text: include_str!("../cu/panels.cu") },

@@ -91,6 +91,7 @@ macro_rules! sources {
 
 sources! {
     act_compiles: "act";
+    attend_compiles: "attend";
     embed_compiles: "embed";
     exl3_compiles: "exl3";
     final_compiles: "final";

@@ -120,3 +120,15 @@ fn chains_that_are_added_in_another_order_are_found() {
     );
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
+
+#[test]
+fn keys_that_a_row_must_not_see_are_found() {
+    let found = with_fault("attend", "if (from + TILE <= seen) {", "if (from < longest) {", "mla.dense");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn scores_that_are_added_in_another_order_are_found() {
+    let found = with_fault("attend", "turn % 2 * 2 + turn / 2", "turn", "mla.dense");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}

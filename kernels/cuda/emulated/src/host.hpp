@@ -189,7 +189,7 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define DEVICE inline
 #define SHARED static
 #define SHARED_BYTES(name) u8* name = host::dynamic()
-#define THREADS(n)
+#define THREADS(...)
 #define ALL 0xffffffffu
 
 inline void block_barrier() { host::block_barrier(); }
@@ -278,23 +278,27 @@ inline float float_of(u32 a) {
 struct LateCopy {
   u8 data[16];
   void* to;
+  u32 size;
 };
 struct LateCopies {
   std::vector<std::vector<LateCopy>> groups = std::vector<std::vector<LateCopy>>(1);
 };
 inline std::vector<LateCopies> late_copies(1024);
-inline void copy_async(void* to, const void* from) {
-  LateCopy c;
-  memcpy(c.data, from, 16);
+inline void copy_late(void* to, const void* from, u32 size) {
+  LateCopy c = {};
+  if (from) memcpy(c.data, from, size);
   c.to = to;
-  memset(to, 0xff, 16);
+  c.size = size;
+  memset(to, 0xff, size);
   late_copies[threadIdx.x].groups.back().push_back(c);
 }
+inline void copy_async(void* to, const void* from) { copy_late(to, from, 16); }
+inline void copy_async_one(float* to, const float* from, bool there) { copy_late(to, there ? from : nullptr, 4); }
 inline void copy_commit() { late_copies[threadIdx.x].groups.emplace_back(); }
 template <int left> void copy_wait() {
   auto& groups = late_copies[threadIdx.x].groups;
   while (groups.size() - 1 > left) {
-    for (LateCopy& c : groups.front()) memcpy(c.to, c.data, 16);
+    for (LateCopy& c : groups.front()) memcpy(c.to, c.data, c.size);
     groups.erase(groups.begin());
   }
 }

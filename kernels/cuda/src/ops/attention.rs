@@ -13,6 +13,16 @@ const MAX_VALUE: usize = 512;
 /// Rows of a sequence up to which four share a block.
 const FEW: usize = 16;
 
+/// Rows of a block, and keys that it has at a time, where rows are many.
+const MANY: usize = 32;
+
+/// Numbers in shared memory of a block of `attend_many_64` or `_256` (`Plan` of the source): rows and keys with four more each, values of their own where heads
+/// are narrow, scores twice, and what rows keep of two tiles.
+const fn shared_of(wide: usize) -> u32 {
+    let values = if wide == 64 { MANY * wide } else { 0 };
+    (4 * (2 * MANY * (wide + 4) + values + 2 * MANY * (MANY + 4) + (3 * 2 + 1) * MANY)) as u32
+}
+
 /// `Attend` of the source.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
@@ -122,12 +132,17 @@ fn launch(
         Arg::Struct("Cache", bytemuck::bytes_of(cache)),
     ];
     // Rows with lists of their own share no keys; nor do sequences of one row. A few rows go four at a time, so that there
-    // are more blocks.
+    // are more blocks. Heads wider than published ones have a kernel for any width.
     let most = sequences.iter().map(|s| s.rows.len()).max().unwrap_or(0);
-    let kernel = match most {
+    let kernel = match (most, arg.d.max(arg.v)) {
         _ if arg.lists != 0 => "mla_attend_1",
-        ..=1 => "mla_attend_1",
-        2..=FEW => "mla_attend_4",
+        (..=1, _) => "mla_attend_1",
+        (2..=FEW, _) => "mla_attend_4",
+        (_, wide @ ..=256) => {
+            let blocks = sequences.iter().map(|s| s.rows.len().div_ceil(MANY)).sum();
+            let (kernel, wide) = if wide <= 64 { ("attend_many_64", 64) } else { ("attend_many_256", 256) };
+            return o.launch(kernel, [blocks, heads, 1], 128, shared_of(wide), &args);
+        }
         _ => "mla_attend_8",
     };
     o.launch(kernel, [o.rows(), heads, 1], 256, 0, &args)

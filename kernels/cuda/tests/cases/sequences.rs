@@ -111,6 +111,14 @@ fn mla_dense() -> Vec<Setup> {
         (ragged(), 1, 5, 70),
         (single, 2, 64, 300),
         (vec![seq(1, 0, 40, 21, 21), seq(0, 0, 3, 2, 2)], 2, 32, 40),
+        // Many rows: not whole blocks of them, several sequences, first rows, keys that end anywhere; heads as wide as the published
+        // ones, narrow ones, some that fill no stretch, some wider than these kernels take.
+        (vec![seq(1, 0, 30, 35, 35), seq(0, 0, 60, 1, 1), seq(2, 0, 0, 17, 17)], 2, 256, 256),
+        (vec![seq(2, 0, 0, 70, 70), seq(1, 0, 64, 40, 40)], 3, 64, 64),
+        (vec![seq(0, 0, 15, 40, 40), seq(2, 0, 0, 3, 3)], 1, 101, 70),
+        (vec![seq(0, 0, 0, 64, 64)], 1, 24, 255),
+        (vec![seq(1, 0, 3, 20, 20)], 1, 5, 300),
+        (vec![seq(1, 0, 31, 18, 18), seq(0, 0, 0, 9, 9)], 1, 290, 20),
     ]
     .into_iter()
     .map(|(seqs, h, d, v)| Setup {
@@ -128,6 +136,20 @@ fn mla_dense() -> Vec<Setup> {
     part.rows = Span { start: 2, end: 7 };
     part.inputs[0] = part.inputs[0].range(2, 5);
     part.outputs[0] = Matrix::out(5, 128);
+    all.push(part);
+    // What lies beyond a row's position is no number: nothing of it may reach the row.
+    for i in [0, 3, 4, 5, 6, 8] {
+        let mut after = all[i].clone();
+        let (s, row) = (after.seqs[0], after.caches[0].row);
+        let from = (s.slot as usize * 110 + (s.start + s.rows / 2) as usize) * row;
+        after.caches[0].data[from..(s.slot as usize + 1) * 110 * row].fill(f32::NAN);
+        all.push(after);
+    }
+    // Of 110 rows those from the middle of the first sequence to the middle of the second.
+    let mut part = all[5].clone();
+    part.rows = Span { start: 33, end: 104 };
+    part.inputs[0] = part.inputs[0].range(33, 71);
+    part.outputs[0] = Matrix::out(71, 192);
     all.push(part);
     all
 }

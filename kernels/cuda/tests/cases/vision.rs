@@ -25,8 +25,10 @@ fn rotate() -> Vec<Setup> {
 
 /// Frames of several lengths: one row, a few, and more than a stretch of keys.
 fn attend() -> Vec<Setup> {
+    let many = [(vec![33, 70, 1], 2, 64), (vec![50], 1, 256), (vec![47, 18], 2, 72), (vec![20], 1, 320)];
     [(vec![4, 1, 16], 3, 8), (vec![100, 64], 2, 16), (vec![1], 1, 32), (vec![24], 1, 20)]
         .into_iter()
+        .chain(many)
         .map(|(frames, heads, d)| {
             let rows: u32 = frames.iter().sum();
             let width = heads * d;
