@@ -1,37 +1,21 @@
 // The best of many values, by one block of threads: how `idx.select` and `sample.candidates` choose.
 //
-// A set has a key for each of its values. Value t * threads + i of a chunk belongs to thread i. Whoever can hold them all has them in
-// registers (`Kept`), so that the latency of memory is there once; longer sets are fetched anew for each look (`Fetched`), eight of a thread
-// at a time.
+// A set has a key for each of its values, which every look at it fetches anew. Value t * threads + i of a chunk belongs to thread i. Loops
+// stay loops: where one block does everything once, the time to fetch instructions counts.
 //
 // `place_chosen` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set, and of
 // the threads' largest keys such a number is found by halving. What is not below it is seldom much more than c keys, of which the same
 // halving finds the threshold. Where the list does not stay short, histograms find it (`threshold_of`).
 
 // Keys that a thread fetches at a time.
-#define AT_ONCE 8
+#define AT_ONCE 4
 
-// The keys of `n` values, TURNS a thread.
-template <u32 TURNS> struct Kept {
-  u32 n, keys[TURNS];
-  // All loads, then all that is made of them. Beyond the end the last value is fetched again, and not looked at.
-  template <class F> DEVICE Kept(u32 n, F key) : n(n) {
-#pragma unroll
-    for (u32 t = 0; t < TURNS; t++) keys[t] = key(low(t * blockDim.x + threadIdx.x, n - 1));
-  }
-  // Calls `look(turn, i, key)` for turns below `turns` of the values from `first` on, by all threads together.
-  template <class G> DEVICE void look(u32 first, u32 turns, G look) const {
-#pragma unroll
-    for (u32 t = 0; t < TURNS; t++) {
-      if (t < turns) look(t, first + t * blockDim.x + threadIdx.x, keys[t]);
-    }
-  }
-};
-
-// The same of any number of values.
-template <class F> struct Fetched {
+// `n` keys, of which `key(i)` is one.
+template <class F> struct Keys {
   u32 n;
   F key;
+  // Calls `look(turn, i, key)` for turns below `turns` of the values from `first` on, by all threads together. Beyond the end the last
+  // one comes again.
   template <class G> DEVICE void look(u32 first, u32 turns, G look) const {
 #pragma unroll 1
     for (u32 base = 0; base < turns; base += AT_ONCE) {
@@ -45,7 +29,11 @@ template <class F> struct Fetched {
     }
   }
 };
-template <class F> DEVICE Fetched<F> fetched(u32 n, F key) { return {n, key}; }
+template <class F> DEVICE Keys<F> keys_by(u32 n, F key) { return {n, key}; }
+// Keys in memory of any kind.
+DEVICE auto keys_at(u32 n, const u32* at) {
+  return keys_by(n, [=](u32 i) { return at[i]; });
+}
 
 #define BINS 2048
 // Keys that a list has room for; two a thread of the largest block.
@@ -189,18 +177,6 @@ template <bool TIES, class S, class G> DEVICE u32 place_best(const S& set, Thres
   return above + low(equal, t.ties);
 }
 
-// Keys of a list in shared memory.
-struct Listed {
-  u32 n;
-  const u32* keys;
-  template <class G> DEVICE void look(u32 first, u32 turns, G look) const {
-    for (u32 t = 0; t < turns; t++) {
-      u32 i = first + t * blockDim.x + threadIdx.x;
-      look(t, i, i < n ? keys[i] : 0);
-    }
-  }
-};
-
 // A number, 0 if no other, that at least `count` of the threads' numbers reach, and seldom many more: those above `key`, and with `ties` those that
 // equal it. `top`: the largest.
 DEVICE Threshold bound_of(u32 mine, u32 count, u32& top) {
@@ -239,5 +215,5 @@ template <class S, class G> DEVICE void place_chosen(const S& set, u32 count, G 
     if (listed > threads) reach += __syncthreads_count(second >= k);
     return reach;
   });
-  place_best<true>(Listed{listed, room.keys}, t, [&](u32 p, u32 i, u32 k) { place(p, room.at[i], k); });
+  place_best<true>(keys_at(listed, room.keys), t, [&](u32 p, u32 i, u32 k) { place(p, room.at[i], k); });
 }

@@ -99,14 +99,15 @@ KERNEL THREADS(128) idx_write(
 #define POOLS 64
 // Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
 #define POOL_GAP 4
-// Pools of a lane.
-#define LANE_POOLS 8
+// Warps of a block, and pools of a lane.
+#define SCORE_WARPS 4
+#define LANE_POOLS 4
 
-// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 32 of them. A lane takes
-// four heads, 8 apart, times eight pools, 4 apart, so that twelve fetches from shared memory serve 128 multiply-adds, and the channels in order. The sum over heads is that of 16 lanes which have
-// heads i, i + 16, ..: two of these sums are a lane's, and the 16 are added in halves. Bound: the bytes of the pool keys, or
-// HI * dI multiply-adds a pool.
-KERNEL THREADS(64) idx_scores(
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 16 of
+// them. A lane takes four heads, 8 apart, times four pools, 4 apart, so that eight fetches from shared memory serve 64 multiply-adds, and the
+// channels in order. The sum over heads is that of 16 lanes which have heads i, i + 16, ..: two of these sums are a lane's, and the 16 are
+// added in halves. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
+KERNEL THREADS(128) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, u32* keys, u64 keys_stride) {
   SHARED_BYTES(shared);
@@ -120,16 +121,19 @@ KERNEL THREADS(64) idx_scores(
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  for (u32 p = warp(); p < count; p += 2) {
-    const float* key = pools.row(slot, parity, first + p);
-    float* to = s_pool + p * apart;
-    if (d % 4 == 0 && (u64)key % 16 == 0) {
-      for (u32 c = 4 * lane(); c < d; c += 128) copy_async(to + c, key + c);
-    } else {
-      for (u32 c = lane(); c < padded; c += 32) to[c] = c < d ? key[c] : 0.0f;
-    }
+  // Numbers `c ..` of a row, up to the next multiple of 4: in one piece, where rows begin on multiples of 16 bytes.
+  auto bring = [=](float* to, const float* from, u32 c, bool whole) {
+    if (whole) copy_async(to, from + c);
+    else
+      for (u32 j = 0; j < 4; j++) to[j] = c + j < d ? from[c + j] : 0.0f;
+  };
+  const float* key = pools.row(slot, parity, first);
+  const u64 next = pools.row_bytes / 4;
+  const bool whole = d % 4 == 0 && (u64)key % 16 == 0 && next % 4 == 0, whole_q = d % 4 == 0 && (u64)q % 16 == 0;
+  for (u32 c = 4 * lane(); c < d; c += 128) {
+#pragma unroll 4
+    for (u32 p = warp(); p < count; p += SCORE_WARPS) bring(s_pool + p * apart + c, key + p * next, c, whole);
   }
-  copy_commit();
   float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
   const u32 mine = lane() % 8, other = lane() / 8;
   float sums[2][LANE_POOLS];
@@ -138,20 +142,16 @@ KERNEL THREADS(64) idx_scores(
 #pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
-    for (u32 from = lane(); from < padded; from += 128) {
-      // A warp's 16 heads and four stretches of channels: loads before stores.
-      float x[16][4];
-#pragma unroll
-      for (u32 e = 0; e < 64; e++) {
-        u32 h = base + warp() + e / 4 * 2, c = from + e % 4 * 32;
-        x[e / 4][e % 4] = h < heads && c < d ? q[(u64)h * d + c] : 0.0f;
-      }
-#pragma unroll
-      for (u32 e = 0; e < 64; e++) {
-        u32 h = warp() + e / 4 * 2, c = from + e % 4 * 32;
-        if (c < padded) s_q[(c / 4 * 33 + h) * 4 + c % 4] = x[e / 4][e % 4];
+    for (u32 c = 4 * lane(); c < d; c += 128) {
+#pragma unroll 4
+      for (u32 h = warp(); h < 32; h += SCORE_WARPS) {
+        float* to = s_q + (c / 4 * 33 + h) * 4;
+        if (base + h < heads) bring(to, q + (u64)(base + h) * d, c, whole_q);
+        else
+          for (u32 j = 0; j < 4; j++) to[j] = 0.0f;
       }
     }
+    copy_commit();
     float weight[4];
 #pragma unroll
     for (u32 j = 0; j < 4; j++) weight[j] = base + mine + 8 * j < heads ? w[base + mine + 8 * j] * root : 0.0f;
@@ -201,15 +201,15 @@ KERNEL THREADS(64) idx_scores(
   }
 }
 
-// Pools whose scores a thread of `idx_select` can hold.
-#define HELD 16
+// Keys that a thread of `idx_select` fetches at a time.
+#define FETCHED_KEYS 16
 
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
 // positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some twenty counts by all threads; of
-// more keys than the block can hold, their bytes, three times.
+// more keys than the `held` that shared memory has room for, their bytes, three times.
 KERNEL THREADS(1024) idx_select(
-    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, i32* lists,
-    u32 lists_stride, i32* counts, u32 counts_stride) {
+    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, u32 held,
+    i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
   u32 row = first_row + blockIdx.x, visible = round->positions[row] + 1, full = visible / pool;
   i32* list = lists + (u64)blockIdx.x * lists_stride;
   keys += blockIdx.x * keys_stride;
@@ -218,12 +218,25 @@ KERNEL THREADS(1024) idx_select(
     for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
   } else {
     count = budget * pool + visible - full * pool;
-    auto key = [=](u32 i) { return keys[i]; };
-    auto put = [=](u32 place, u32 i, u32) {
+    const u32* set = keys;
+    if (full <= held) {
+      SHARED_BYTES(shared);
+      u32* here = (u32*)shared;
+      for (u32 base = threadIdx.x; base < full; base += FETCHED_KEYS * blockDim.x) {
+        u32 k[FETCHED_KEYS];
+#pragma unroll
+        for (u32 j = 0; j < FETCHED_KEYS; j++) k[j] = keys[low(base + j * blockDim.x, full - 1)];
+#pragma unroll
+        for (u32 j = 0; j < FETCHED_KEYS; j++) {
+          if (base + j * blockDim.x < full) here[base + j * blockDim.x] = k[j];
+        }
+      }
+      __syncthreads();
+      set = here;
+    }
+    place_chosen(keys_at(full, set), budget, [=](u32 place, u32 i, u32) {
       for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
-    };
-    if (full <= HELD * blockDim.x) place_chosen(Kept<HELD>(full, key), budget, put);
-    else place_chosen(fetched(full, key), budget, put);
+    });
     for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
   }
   for (u32 i = count + threadIdx.x; i < longest; i += blockDim.x) list[i] = -1;

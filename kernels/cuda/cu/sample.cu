@@ -25,54 +25,49 @@ struct Candidates {
 #define SLICE 4096
 #define SLICE_THREADS 512
 
-// Kept values, `[row][slice][keep]`, and their places in the row; a slice that has fewer fills up with what is no number, which
-// comes after every number (place ~0).
+// Kept keys, `[row][slice][keep]`, and their places in the row; a slice that has fewer fills up with the key of what is no number (place ~0).
 KERNEL THREADS(512) sample_slices(
-    const float* logits, u32 logits_stride, u32 n, u32 keep, float* values, u32* places) {
+    const float* logits, u32 logits_stride, u32 n, u32 keep, u32* keys, u32* places) {
   u32 first = blockIdx.y * SLICE, count = low(SLICE, n - first);
   const float* x = logits + (u64)blockIdx.x * logits_stride + first;
   u64 at = ((u64)blockIdx.x * gridDim.y + blockIdx.y) * keep;
-  values += at;
+  keys += at;
   places += at;
   if (count <= keep) {
     for (u32 i = threadIdx.x; i < keep; i += blockDim.x) {
-      values[i] = i < count ? x[i] : float_of(0x7fc00000u);
+      keys[i] = i < count ? ordered(x[i]) : 0;
       places[i] = i < count ? first + i : ~0u;
     }
     return;
   }
-  const Kept<SLICE / SLICE_THREADS> set(count, [=](u32 i) { return ordered(x[i]); });
-  place_best<true>(set, threshold_of(set, keep), [=](u32 place, u32 i, u32) {
-    values[place] = x[i];
+  SHARED u32 s_slice[SLICE];
+  for (u32 i = threadIdx.x; i < count; i += SLICE_THREADS) s_slice[i] = ordered(x[i]);
+  __syncthreads();
+  const auto set = keys_at(count, s_slice);
+  place_best<true>(set, threshold_of(set, keep), [=](u32 place, u32 i, u32 k) {
+    keys[place] = k;
     places[place] = first + i;
   });
 }
 
-// Values that a thread of `sample_merge` can hold.
-#define MERGED 8
-
 // `held` kept values a row. The best c of them (as many as there are, up to the `wanted`), sorted in shared memory by (falling key, rising place): `room` is c rounded
 // up to a power of two.
 KERNEL THREADS(1024) sample_merge(
-    const float* logits, u32 logits_stride, const float* values, const u32* places, u32 held, u32 c, u32 room, u32 first_id,
+    const float* logits, u32 logits_stride, const u32* kept, const u32* places, u32 held, u32 c, u32 room, u32 first_id,
     float* out, u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
   SHARED_BYTES(shared);
   u64* keys = (u64*)shared;
   logits += (u64)blockIdx.x * logits_stride;
-  values += (u64)blockIdx.x * held;
+  kept += (u64)blockIdx.x * held;
   places += (u64)blockIdx.x * held;
   for (u32 i = threadIdx.x; i < room; i += blockDim.x) keys[i] = ~0ull;
   __syncthreads();
-  auto key = [=](u32 i) { return ordered(values[i]); };
-  auto put = [=](u32 place, u32 i) { keys[place] = (u64)~ordered(values[i]) << 32 | places[i]; };
+  auto put = [=](u32 place, u32 i, u32 k) { keys[place] = (u64)~k << 32 | places[i]; };
   if (held <= c) {
-    for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i);
-  } else if (held <= MERGED * blockDim.x) {
-    const Kept<MERGED> set(held, key);
-    place_best<true>(set, threshold_of(set, c), [=](u32 place, u32 i, u32) { put(place, i); });
+    for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i, kept[i]);
   } else {
-    const auto set = fetched(held, key);
-    place_best<true>(set, threshold_of(set, c), [=](u32 place, u32 i, u32) { put(place, i); });
+    const auto set = keys_at(held, kept);
+    place_best<true>(set, threshold_of(set, c), put);
   }
   __syncthreads();
   for (u32 size = 2; size <= room; size *= 2) {
@@ -114,8 +109,8 @@ KERNEL THREADS(256) sample_tops(const float* logits, u32 logits_stride, u32 n, u
 
 // Candidates that `sample_pick` may find before it has chosen, and stretches that it fetches once more.
 #define FOUND 1024
-// Stretches that a warp fetches at a time.
-#define STRETCHES_AT_ONCE 4
+// Logits of those stretches that a thread fetches at a time.
+#define NEAR_AT_ONCE 8
 // Threads that share the comparisons of a candidate.
 #define SHARERS 8
 
@@ -131,56 +126,49 @@ KERNEL THREADS(1024) sample_pick(
   const Candidates to = {logits, first_id, out + (u64)blockIdx.x * out_stride, ids + (u64)blockIdx.x * ids_stride};
   if (threadIdx.x == 0) s_near = s_found = 0;
   u32 mine = 0, top;
-  for (u32 base = threadIdx.x; base < stretches; base += AT_ONCE * threads) {
-    u32 k[AT_ONCE];
-#pragma unroll
-    for (u32 j = 0; j < AT_ONCE; j++) k[j] = tops[low(base + j * threads, stretches - 1)];
-#pragma unroll
-    for (u32 j = 0; j < AT_ONCE; j++) mine = base + j * threads < stretches && k[j] > mine ? k[j] : mine;
+#pragma unroll 2
+  for (u32 i = threadIdx.x; i < stretches; i += threads) {
+    u32 k = tops[i];
+    mine = k > mine ? k : mine;
   }
   const Threshold bound = bound_of(mine, c, top);
   auto key = [=](u32 i) { return ordered(logits[i]); };
-  // Every value above the bound, in any order: a lane of each warp makes room for its lanes' own.
-  auto append = [&](bool has, u32* count, auto put) {
-    u32 all = __ballot_sync(ALL, has), at = 0;
-    if (all == 0) return;
-    if (lane() == 0) at = atomicAdd(count, __popc(all));
-    at = __shfl_sync(ALL, at, 0) + __popc(all & ((1u << lane()) - 1));
-    if (has && at < FOUND) put(at);
-  };
-  for (u32 base = 0; base < stretches; base += threads) {
-    u32 g = base + threadIdx.x;
-    append(g < stretches && tops[g] > bound.key, &s_near, [&](u32 at) { s_stretches[at] = g; });
+  // Every value above the bound, in any order.
+#pragma unroll 2
+  for (u32 i = threadIdx.x; i < stretches; i += threads) {
+    if (tops[i] > bound.key) {
+      u32 at = atomicAdd(&s_near, 1u);
+      if (at < FOUND) s_stretches[at] = i;
+    }
   }
   __syncthreads();
-  const u32 near = s_near;
-  for (u32 base = warp(); base < low(near, FOUND); base += STRETCHES_AT_ONCE * threads / 32) {
-    u32 at[STRETCHES_AT_ONCE][MOST_STRETCH / 32], k[STRETCHES_AT_ONCE][MOST_STRETCH / 32];
+  const u32 near = low(s_near, FOUND) * stretch;
+#pragma unroll 1
+  for (u32 base = threadIdx.x; base < near; base += NEAR_AT_ONCE * threads) {
+    u32 at[NEAR_AT_ONCE], k[NEAR_AT_ONCE];
 #pragma unroll
-    for (u32 j = 0; j < STRETCHES_AT_ONCE; j++) {
-      u32 place = base + j * threads / 32;
-#pragma unroll
-      for (u32 i = 0; i < MOST_STRETCH / 32; i++) {
-        at[j][i] = place < near && 32 * i < stretch ? s_stretches[place] * stretch + 32 * i + lane() : n;
-        k[j][i] = at[j][i] < n ? key(at[j][i]) : 0;
-      }
+    for (u32 j = 0; j < NEAR_AT_ONCE; j++) {
+      u32 i = base + j * threads;
+      at[j] = i < near ? s_stretches[i / stretch] * stretch + i % stretch : n;
+      k[j] = at[j] < n ? key(at[j]) : 0;
     }
 #pragma unroll
-    for (u32 j = 0; j < STRETCHES_AT_ONCE; j++) {
-#pragma unroll
-      for (u32 i = 0; i < MOST_STRETCH / 32; i++) {
-        append(k[j][i] > bound.key, &s_found, [&](u32 place) { s_keys[place] = (u64)~k[j][i] << 32 | at[j][i]; });
+    for (u32 j = 0; j < NEAR_AT_ONCE; j++) {
+      if (k[j] > bound.key) {
+        u32 place = atomicAdd(&s_found, 1u);
+        if (place < FOUND) s_keys[place] = (u64)~k[j] << 32 | at[j];
       }
     }
   }
   __syncthreads();
   u32 found = s_found;
-  if (near > FOUND || found > FOUND) {
+  if (s_near > FOUND || found > FOUND) {
     // Stretches that have many large ones.
-    place_chosen(fetched(n, key), c, [&](u32 p, u32 i, u32 k) { s_keys[p] = (u64)~k << 32 | i; });
+    place_chosen(keys_by(n, key), c, [&](u32 p, u32 i, u32 k) { s_keys[p] = (u64)~k << 32 | i; });
     found = c;
   }
   // The first of those that equal the bound.
+#pragma unroll 1
   for (u32 first = 0; found < c && first < n; first += AT_ONCE * threads) {
     u32 k[AT_ONCE], count = 0, all;
 #pragma unroll

@@ -90,14 +90,9 @@ fn picks_that_are_not_taken_out_are_found() {
 }
 
 #[test]
-fn a_bound_above_some_of_the_best_is_found() {
-    // One stretch's largest counts for every thread.
-    let found = with_fault(
-        "sample",
-        "base + j * threads < stretches && k[j] > mine",
-        "k[j] > mine",
-        "sample.candidates",
-    );
+fn some_of_the_best_that_are_left_out_are_found() {
+    // Those that equal the bound.
+    let found = with_fault("sample", "found < c && first < n", "found < c && first < 0", "sample.candidates");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
     // Threads that reach the bound are fewer than the wanted.
     let found = with_fault("idx", "{under, wanted - above}", "{under + 1, wanted - above}", "idx.select");
