@@ -1,8 +1,8 @@
 // Products of a few rows with panels, a chain of k a block: for weights with too few panels to fill a GPU, and `hc.dots`.
 //
 // A block takes CHAIN of k of two panels for four rows: its threads bring weights and inputs to shared memory at once, so that
-// the latency of memory is there once; then a warp takes a row, and a lane an output. Sums of chains go to memory, and the block
-// that ends last for its outputs adds them in order. Bound: the bytes of the weight; of a small one, latency: a fetch, CHAIN
+// the latency of memory is there once; then a warp takes a row, and a lane an output. Blocks hand their sums over to the one with the
+// last chain, which adds them in order. Bound: the bytes of the weight; of a small one, latency: a fetch, CHAIN
 // multiply-adds, a fetch of sums, an addition a chain.
 
 #define PANEL 16
@@ -13,16 +13,15 @@
 // Sums of chains that are fetched at a time.
 #define CHAINS_AT_ONCE 32
 
-// The operands. Rows of x start on multiples of 16 bytes. `partial`: [row][chain][outputs, filled up to whole pairs of panels];
-// `done`: a count for each tile of rows and pair of panels, 0 between launches.
+// The operands. Rows of x start on multiples of 16 bytes. `handed`: [row][chain][outputs, filled up to whole pairs of panels].
 struct Chains {
   const float* x;
   const u8* w;
   const float* bias;
-  float *out, *partial;
-  u32* done;
-  // Addresses of the output rows, where they do not lie in `out`.
-  const u64* to;
+  float* out;
+  u64* handed;
+  // The output rows, where they do not lie in `out`.
+  Cached to;
   u32 x_stride, out_stride, rows, n, k, unused;
 };
 
@@ -57,40 +56,41 @@ template <class W> DEVICE void chain(const Chains& c, u32 index, u32 tile, u32 p
   copy_commit();
   copy_wait<0>();
   __syncthreads();
-  float* partial = c.partial + ((u64)(first + warp()) * chains * pairs + pair) * CHAIN_OUTPUTS + lane();
+  if (warp() >= rows || 2 * pair + lane() / PANEL >= panels) return;
   const u64 next = (u64)pairs * CHAIN_OUTPUTS;
-  if (warp() < rows && 2 * pair + lane() / PANEL < panels) {
-    const W* w = (const W*)(shared + lane() / PANEL * size) + lane() % PANEL;
-    const float* x = inputs + warp() * CHAIN;
-    float sum = 0.0f;
-    u32 i = 0;
+  u64* handed = c.handed + (u64)(first + warp()) * chains * next + pair * CHAIN_OUTPUTS + lane();
+  const u32 column = pair * CHAIN_OUTPUTS + lane();
+  const bool last = index + 1 == chains;
+  // Whoever needs it asks for it before the sums are there.
+  float* row = nullptr;
+  if (last) row = c.to.round ? c.to.row(first + warp()) : c.out + (u64)(first + warp()) * c.out_stride;
+  const W* w = (const W*)(shared + lane() / PANEL * size) + lane() % PANEL;
+  const float* x = inputs + warp() * CHAIN;
+  float sum = 0.0f;
+  u32 i = 0;
 #pragma unroll 4
-    for (; i + 4 <= count; i += 4) {
-      Float4 v = *(const Float4*)(x + i);
+  for (; i + 4 <= count; i += 4) {
+    Float4 v = *(const Float4*)(x + i);
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) sum = fma_rn(v.v[j], weight_of(w[(i + j) * PANEL]), sum);
-    }
-#pragma unroll 1
-    for (; i < count; i++) sum = fma_rn(x[i], weight_of(w[i * PANEL]), sum);
-    partial[index * next] = sum;
+    for (u32 j = 0; j < 4; j++) sum = fma_rn(v.v[j], weight_of(w[(i + j) * PANEL]), sum);
   }
-  // The block that ends last finds everybody's sums there.
-  if (!last_of(c.done + tile * pairs + pair, chains)) return;
-  u32 column = pair * CHAIN_OUTPUTS + lane();
-  if (warp() >= rows || column >= c.n) return;
+#pragma unroll 1
+  for (; i < count; i++) sum = fma_rn(x[i], weight_of(w[i * PANEL]), sum);
+  if (!last) {
+    hand_over(handed + index * next, sum);
+    return;
+  }
   float total = 0.0f;
 #pragma unroll 1
-  for (u32 base = 0; base < chains; base += CHAINS_AT_ONCE) {
+  for (u32 base = 0; base < index; base += CHAINS_AT_ONCE) {
     float v[CHAINS_AT_ONCE];
-    // Beyond the end the last one again, which is not added: so no fetch waits for a branch.
-#pragma unroll
-    for (u32 j = 0; j < CHAINS_AT_ONCE; j++) v[j] = load_shared_by_blocks(partial + low(base + j, chains - 1) * next);
+    take_over(handed + base * next, next, low(CHAINS_AT_ONCE, index - base), v);
 #pragma unroll
     for (u32 j = 0; j < CHAINS_AT_ONCE; j++) {
-      if (base + j < chains) total = total + v[j];
+      if (base + j < index) total = total + v[j];
     }
   }
-  if (c.bias) total = total + c.bias[column];
-  float* row = c.to ? (float*)c.to[first + warp()] : c.out + (u64)(first + warp()) * c.out_stride;
-  row[column] = total;
+  total = total + sum;
+  if (c.bias && column < c.n) total = total + c.bias[column];
+  if (column < c.n) row[column] = total;
 }

@@ -94,17 +94,18 @@ DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
 DEVICE void part_barrier(u32 count) { asm volatile("bar.sync 1, %0;" ::"r"(count) : "memory"); }
 // Keeps the compiler from moving loads and stores past this place.
 DEVICE void keep_order() { asm volatile("" ::: "memory"); }
-// Adds one, and gives what was there: whoever sees the sum sees what was written before, by all threads that this one has met.
-DEVICE u32 count_up(u32* at) {
-  u32 before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(at) : "memory");
-  return before;
-}
-// What other blocks of the launch wrote before this one was told so.
-DEVICE float load_shared_by_blocks(const float* from) {
+// A number from the second-level cache, though the first may have it.
+DEVICE float load_past_first_cache(const float* from) {
   float v;
   asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
   return v;
+}
+// A word that another block of the launch reads, whole or not at all; what it was is gone.
+DEVICE void put_word(u64* to, u64 word) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory"); }
+DEVICE u64 look_at_word(const u64* from) {
+  u64 word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
 }
 #endif
 
@@ -226,17 +227,26 @@ template <int N> DEVICE u32 many_index(u32 l) {
   return index;
 }
 
-// Whether this block is the last of `count` to come here: it finds what all of them wrote before, by `load_shared_by_blocks`.
-// `counter` is 0 between launches. One thread counts for its block, so that only that one waits for the writes to arrive.
-DEVICE bool last_of(u32* counter, u32 count) {
-  SHARED u32 s_last;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    s_last = count_up(counter) == count - 1;
-    if (s_last) *counter = 0;
+// Numbers on their way from blocks to one that comes later in the grid, and so never keeps them from running: a word each, with the number below
+// and one above. Between launches words are 0. Nobody has to wait until all that was written before can be seen, as with a counter.
+DEVICE void hand_over(u64* to, float v) { put_word(to, (u64)1 << 32 | bits_of(v)); }
+// `count` of them, at most N, `stride` words apart, when all are there.
+template <u32 N> DEVICE void take_over(u64* from, u64 stride, u32 count, float (&v)[N]) {
+  u64 words[N];
+  bool all;
+  do {
+    all = true;
+    // Beyond the end the last one again.
+#pragma unroll
+    for (u32 j = 0; j < N; j++) words[j] = look_at_word(from + low(j, count - 1) * stride);
+#pragma unroll
+    for (u32 j = 0; j < N; j++) all = all && words[j] >> 32 != 0;
+  } while (!all);
+#pragma unroll
+  for (u32 j = 0; j < N; j++) {
+    v[j] = float_of((u32)words[j]);
+    if (j < count) put_word(from + j * stride, 0);
   }
-  __syncthreads();
-  return s_last;
 }
 
 // Elements that a block stages at a time for one of its warps to sum. A multiple of 32.
@@ -320,6 +330,17 @@ struct Cache {
   u64 slot_stride, parity_stride, row_bytes;
   DEVICE float* row(u32 slot, u32 parity, u64 row) const {
     return (float*)(base + slot * slot_stride + parity * parity_stride + row * row_bytes);
+  }
+};
+
+// The cache rows of a call's rows, each at its position; none where `round` is null.
+struct Cached {
+  const Round* round;
+  Cache cache;
+  u32 first_row, unused;
+  DEVICE float* row(u32 i) const {
+    u32 at = first_row + i, seq = round->row_seq[at];
+    return cache.row(round->seq_slot[seq], round->seq_parity[seq], round->positions[at]);
   }
 };
 

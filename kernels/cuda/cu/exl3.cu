@@ -3,7 +3,7 @@
 // What is done to a row: H(x * suh), rounded to half; products with the tiles; H(columns) * svh + bias. A wave of segments
 // (those whose results do not add to one another's) is
 // - one launch at one row, `exl3_one_1` and `exl3_one_2`: every block rotates the row for itself, and of the blocks that
-//   share 128 columns the last one to end brings them back;
+//   share 128 columns the last takes over the others' sums and brings them back;
 // - at more rows `exl3_rotate`, `exl3_rows_1` or `exl3_rows_2` (a tile is decoded once for up to 8 rows), `exl3_finish`.
 // `_1`: a warp takes the left or right half of a column of tiles, so that there are enough warps; `_2`: both halves. In
 // `exl3_one_1` four warps share a half, a chain each.
@@ -20,8 +20,8 @@ struct Wave {
   // Whether there is one matrix with one segment: then it comes with the launch, and no block waits for the table.
   u32 known;
   float *rotated, *raw;
-  // A count for each 128 columns of each row and segment, 0 between launches.
-  u32* done;
+  // At one row, sums on their way to another block: [segment][row][column].
+  u64* handed;
   Segment only;
 
   DEVICE const Segment* segment(u32 matrix) const {
@@ -326,15 +326,15 @@ template <int HALVES> struct Part {
     column = unit / 2;
     half = unit % 2;
   }
-  // Sums of R rows to `raw`, of which `count` are wanted: the four lanes that share a column have a part each.
-  template <int R> DEVICE void store(const float (&sum)[R][HALVES], float* raw, u64 stride, u32 count) const {
+  // Sums of R rows, of which `count` are wanted: the four lanes that share a column have a part each. `put(r, column, sum)` takes them.
+  template <int R, class F> DEVICE void store(const float (&sum)[R][HALVES], u32 count, F put) const {
 #pragma unroll
     for (u32 r = 0; r < R; r++) {
 #pragma unroll
       for (u32 h = 0; h < HALVES; h++) {
         float v = sum[r][h] + __shfl_xor_sync(ALL, sum[r][h], 1);
         v = v + __shfl_xor_sync(ALL, v, 2);
-        if (r < count && lane() % 4 == 0) raw[r * stride + 16 * column + 8 * (half + h) + lane() / 4] = v;
+        if (r < count && lane() % 4 == 0) put(r, 16 * column + 8 * (half + h) + lane() / 4, v);
       }
     }
   }
@@ -345,12 +345,8 @@ DEVICE u64 scales_of(const Wave& wave, const Segment& s, u32 block) {
   return ((const u64*)wave.segments.line(s.svh))[block * 32 + lane()];
 }
 
-// 128 columns of a row, by a warp: H(raw) * svh + bias, to the outputs.
-DEVICE void finish(const Wave& wave, const Segment& s, u32 block, u64 scales, const float* raw, float* out) {
-  raw += block * 128 + 4 * lane();
-  float v[4];
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) v[j] = load_shared_by_blocks(raw + j);
+// 128 columns of a row, by a warp, a lane's four sums each: H(sums) * svh + bias, to the outputs.
+DEVICE void finish(const Wave& wave, const Segment& s, u32 block, u64 scales, float (&v)[4], float* out) {
   hadamard<4>(v, 0.08838834764831845f);
 #pragma unroll
   for (u32 j = 0; j < 4; j++) {
@@ -381,7 +377,9 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
   Ring<SPLIT> ring(s, wave.segments.line(s.data), part.column, share, (u32*)(rotated + CHUNK) + warp() * Ring<SPLIT>::WORDS);
   // The blocks of 128 columns that share sums, and the scales that the last of them needs.
   const u32 sharers = 4 / HALVES, block = blockIdx.x / sharers;
-  const u64 scales = warp() == 0 ? scales_of(wave, s, block) : 0;
+  const bool last = blockIdx.x % sharers == sharers - 1, finishes = last && warp() == 0;
+  const u64 scales = finishes ? scales_of(wave, s, block) : 0;
+  float* out = finishes ? rows.output(tile.first) : nullptr;
   const float* x = rows.input(tile.first) + s.input;
   const u16* suh = (const u16*)wave.segments.line(s.suh);
   float total[1][HALVES];
@@ -417,11 +415,28 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
       }
     }
   }
-  u64 row = (u64)blockIdx.z * rows.count + blockIdx.y;
-  if (share == 0) part.template store<1>(total, wave.raw + row * wave.n, 0, 1);
-  // The last of the blocks of 128 columns finds everybody's sums there.
-  if (!last_of(wave.done + row * (wave.n / 128) + block, sharers) || warp() != 0) return;
-  finish(wave, s, block, scales, wave.raw + row * wave.n, rows.output(tile.first));
+  // The last of the blocks of 128 columns takes the sums of the others, and has its own in shared memory.
+  SHARED float s_own[32 * HALVES];
+  u64* handed = wave.handed + ((u64)blockIdx.z * rows.count + blockIdx.y) * wave.n;
+  if (share == 0) {
+    part.template store<1>(total, 1, [=](u32, u32 column, float v) {
+      if (last) s_own[column % (32 * HALVES)] = v;
+      else hand_over(handed + column, v);
+    });
+  }
+  if (!last) return;
+  __syncthreads();
+  if (!finishes) return;
+  float v[4];
+  const u32 from = 4 * lane(), own = 128 - 32 * HALVES;
+  if (from >= own) {
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) v[j] = s_own[from - own + j];
+  } else {
+    take_over(handed + block * 128 + from, 1, 4, v);
+  }
+  __syncwarp();
+  finish(wave, s, block, scales, v, out);
 }
 
 KERNEL THREADS(512) exl3_one_1(Rows rows, Wave wave) { one<1, SHARES>(rows, wave); }
@@ -438,7 +453,7 @@ DEVICE void some_rows(const Segment& s, const Part<HALVES>& part, Ring<1>& ring,
     for (u32 h = 0; h < HALVES; h++) total[r][h] = NO_CHAINS;
   }
   Multiply<R, HALVES, 1>{ring, s.halves, part.half, s.k / 16, x, x_tile, total}.run(s.codebook);
-  part.template store<R>(total, raw, stride, count);
+  part.template store<R>(total, count, [=](u32 r, u32 column, float v) { raw[r * stride + column] = v; });
 }
 
 // Up to 8 rows: as many as the tile has, rounded up to 2, 4 or 8. Dynamic shared memory: four rings.
@@ -469,7 +484,9 @@ KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
   Segment s;
   u32 rotation;
   if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || block * 128 >= s.n) return;
-  finish(wave, s, block, scales_of(wave, s, block), wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n, rows.output(tile.first));
+  const Float4 raw = *(const Float4*)(wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n + block * 128 + 4 * lane());
+  float v[4] = {raw.v[0], raw.v[1], raw.v[2], raw.v[3]};
+  finish(wave, s, block, scales_of(wave, s, block), v, rows.output(tile.first));
 }
 
 // The bias of a whole product, after all segments. A thread an output.

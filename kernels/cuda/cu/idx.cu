@@ -2,32 +2,42 @@
 
 #define MAX_POOL 16
 
+// Channels of a key that a lane holds: of keys up to 128 wide all are fetched at once, with what they are normed with.
+#define HELD_CHANNELS 4
+
 // The norm of a key, which takes the mean away, by a warp: element i goes to `put(i, value)`.
 template <class F> DEVICE void normed_key(const float* key, const float* weight, const float* bias, float eps, u32 d, F put) {
-  float sum = 0.0f;
+  float held[HELD_CHANNELS], factor[HELD_CHANNELS], addend[HELD_CHANNELS], sum = 0.0f, square = 0.0f;
+#pragma unroll
+  for (u32 j = 0; j < HELD_CHANNELS; j++) {
+    u32 i = low(lane() + 32 * j, d - 1);
+    held[j] = key[i];
+    factor[j] = weight[i];
+    addend[j] = bias[i];
+  }
   // One stretch more than there are whole ones, as the reference adds them.
-#pragma unroll 8
-  for (u32 i = lane(); i < d / 32 * 32 + 32; i += 32) sum = sum + (i < d ? key[i] : 0.0f);
-  float mean = div_rn(tree(sum), (float)d), square = 0.0f;
-#pragma unroll 8
-  for (u32 i = lane(); i < (d + 31) / 32 * 32; i += 32) {
+  const u32 stretches = d / 32 + 1, whole = (d + 31) / 32;
+#pragma unroll
+  for (u32 j = 0; j < HELD_CHANNELS + 1; j++) {
+    if (j < stretches) sum = sum + (lane() + 32 * j < d ? j < HELD_CHANNELS ? held[low(j, HELD_CHANNELS - 1)] : key[lane() + 32 * j] : 0.0f);
+  }
+  for (u32 i = lane() + 32 * (HELD_CHANNELS + 1); i < 32 * stretches; i += 32) sum = sum + (i < d ? key[i] : 0.0f);
+  const float mean = div_rn(tree(sum), (float)d);
+#pragma unroll
+  for (u32 j = 0; j < HELD_CHANNELS; j++) {
+    float v = lane() + 32 * j < d ? held[j] - mean : 0.0f;
+    if (j < whole) square = fma_rn(v, v, square);
+  }
+  for (u32 i = lane() + 32 * HELD_CHANNELS; i < 32 * whole; i += 32) {
     float v = i < d ? key[i] - mean : 0.0f;
     square = fma_rn(v, v, square);
   }
-  float inverse = rms_factor(tree(square), d, eps);
-  for (u32 base = lane(); base < d; base += 128) {
-    // Loads before stores.
-    float v[4];
+  const float inverse = rms_factor(tree(square), d, eps);
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-      u32 i = low(base + 32 * j, d - 1);
-      v[j] = fma_rn((key[i] - mean) * inverse, weight[i], bias[i]);
-    }
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-      if (base + 32 * j < d) put(base + 32 * j, v[j]);
-    }
+  for (u32 j = 0; j < HELD_CHANNELS; j++) {
+    if (lane() + 32 * j < d) put(lane() + 32 * j, fma_rn((held[j] - mean) * inverse, factor[j], addend[j]));
   }
+  for (u32 i = lane() + 32 * HELD_CHANNELS; i < d; i += 32) put(i, fma_rn((key[i] - mean) * inverse, weight[i], bias[i]));
 }
 
 // Token rows [normed key | gate] at the rows' positions, and the keys of the pools that rows complete. A block a row. Where the
@@ -46,23 +56,30 @@ KERNEL THREADS(128) idx_write(
   u32 begin = round->seq_first[seq];
   begin = begin > first_row ? begin : first_row;
   const bool ends = place + 1 == pool;
+  // A thread's first channel: fetched before anything is waited for.
+  float apes[MAX_POOL];
+#pragma unroll
+  for (u32 j = 0; j < MAX_POOL; j++) apes[j] = ends && j < pool && threadIdx.x < d ? ape[j * d + threadIdx.x] : 0.0f;
   for (u32 j = ends ? warp() : place + warp(); j <= place; j += 4) {
     const u32 back = place - j;
     float* to = s_tokens + 2 * d * j;
     float* out = back == 0 ? tokens.row(slot, parity, position) : nullptr;
     if (row - begin >= back) {
       const u64 at = blockIdx.x - back;
-      normed_key(key + at * key_stride, weight, bias, eps, d, [=](u32 i, float v) {
+      const float* from = gate + at * gate_stride;
+      float gates[HELD_CHANNELS];
+#pragma unroll
+      for (u32 j = 0; j < HELD_CHANNELS; j++) gates[j] = from[low(lane() + 32 * j, d - 1)];
+      auto put = [=](u32 i, float v) {
         to[i] = v;
         if (out) out[i] = v;
-      });
-      const float* from = gate + at * gate_stride;
-#pragma unroll 4
-      for (u32 i = lane(); i < d; i += 32) {
-        float v = from[i];
-        to[d + i] = v;
-        if (out) out[d + i] = v;
+      };
+      normed_key(key + at * key_stride, weight, bias, eps, d, put);
+#pragma unroll
+      for (u32 j = 0; j < HELD_CHANNELS; j++) {
+        if (lane() + 32 * j < d) put(d + lane() + 32 * j, gates[j]);
       }
+      for (u32 i = lane() + 32 * HELD_CHANNELS; i < d; i += 32) put(d + i, from[i]);
     } else {
       const float* from = tokens.row(slot, parity, position - back);
 #pragma unroll 8
@@ -77,7 +94,7 @@ KERNEL THREADS(128) idx_write(
 #pragma unroll
     for (u32 j = 0; j < MAX_POOL; j++) {
       if (j < pool) {
-        share[j] = s_tokens[2 * d * j + d + c] + ape[j * d + c];
+        share[j] = s_tokens[2 * d * j + d + c] + (c < blockDim.x ? apes[j] : ape[j * d + c]);
         top = share[j] > top ? share[j] : top;
       }
     }

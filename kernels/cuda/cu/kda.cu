@@ -185,28 +185,33 @@ struct Mix {
   Sizes z;
 };
 
-// Convolution and silu of channels `first`, `first` + 32, .. of q, k and v, which are a head's. TAPS, where it is known: then all
-// loads are under way at once.
-template <u32 EACH, u32 TAPS>
-DEVICE void convolved_by(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH]) {
-  const u32 taps = TAPS > 0 ? TAPS : o.z.taps;
-  float weight[3][EACH][TAPS > 0 ? TAPS : 1], x[3][EACH][TAPS > 0 ? TAPS : 1];
+// Taps of the published model's convolution.
+#define TAPS 4
+
+// Convolution and silu of channels `first`, `first` + 32, .. of q, k and v, which are a head's, and what of the row and those before it was
+// read for that. With as many taps as are known here, all loads are under way at once.
+template <u32 EACH>
+DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH], float (&x)[3][EACH][TAPS]) {
+  const bool known = o.z.taps == TAPS;
+  float weight[3][EACH][TAPS];
 #pragma unroll
   for (u32 g = 0; g < 3; g++) {
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
       u32 column = g * o.z.channels() + first + 32 * e;
       v[g][e] = 0.0f;
-      if constexpr (TAPS > 0) {
+      if (known) {
 #pragma unroll
         for (u32 j = 0; j < TAPS; j++) {
           weight[g][e][j] = o.conv[(u64)column * TAPS + j];
           x[g][e][j] = raw_of(o.z, window, rows, o.qkv_stride, row + j, column);
         }
       } else {
-        for (u32 j = 0; j < taps; j++) {
-          v[g][e] = fma_rn(o.conv[(u64)column * taps + j], raw_of(o.z, window, rows, o.qkv_stride, row + j, column), v[g][e]);
+        for (u32 j = 0; j < o.z.taps; j++) {
+          v[g][e] = fma_rn(o.conv[(u64)column * o.z.taps + j], raw_of(o.z, window, rows, o.qkv_stride, row + j, column), v[g][e]);
         }
+        // The row itself.
+        x[g][e][TAPS - 1] = raw_of(o.z, window, rows, o.qkv_stride, row + o.z.taps - 1, column);
       }
     }
   }
@@ -214,18 +219,13 @@ DEVICE void convolved_by(const Mix& o, const float* window, const float* rows, u
   for (u32 g = 0; g < 3; g++) {
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
-      if constexpr (TAPS > 0) {
+      if (known) {
 #pragma unroll
         for (u32 j = 0; j < TAPS; j++) v[g][e] = fma_rn(weight[g][e][j], x[g][e][j], v[g][e]);
       }
       v[g][e] = silu_of(v[g][e]);
     }
   }
-}
-template <u32 EACH>
-DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH]) {
-  if (o.z.taps == 4) convolved_by<EACH, 4>(o, window, rows, row, first, v);
-  else convolved_by<EACH, 0>(o, window, rows, row, first, v);
 }
 
 // Sum of squares of a row of which lane l has elements l, l + 32, ..
@@ -260,36 +260,48 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
   // `count` channels `first`, `first` + 32, .. of a row, to place w of a batch. `lengths` gives what q and k are to be multiplied with.
   auto prepare = [&](auto count, u32 row, Batch<K>& to, u32 w, u32 first, auto lengths) {
     constexpr u32 EACH = decltype(count)::value;
-    float v[3][EACH], raw[3][EACH], f[EACH], gate[EACH];
+    float v[3][EACH], x[3][EACH][TAPS], decay[EACH], gate[EACH], q_inverse, k_inverse;
     const u32 column = head * K + first;
     const float *f_row = o.f + (start + row) * o.f_stride + column, *gate_row = o.gate + (start + row) * o.gate_stride + column;
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) {
+      decay[e] = f_row[32 * e] + o.dt_bias[column + 32 * e];
+      gate[e] = gate_row[32 * e];
+    }
+    const float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]);
+    convolved<EACH>(o, window, rows, row, column, v, x);
+    const float root = div_rn(1.0f, sqrt_rn((float)K));
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) {
+      decay[e] = decay_of(o, rate, decay[e]);
+      gate[e] = sigmoid_of(gate[e]);
+    }
+    lengths(v, q_inverse, k_inverse);
     float* kept = o.record ? replay.row(at.slot, 0, row) + column : nullptr;
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
-      f[e] = f_row[32 * e] + o.dt_bias[column + 32 * e];
-      gate[e] = gate_row[32 * e];
-#pragma unroll
-      for (u32 g = 0; g < 3; g++) raw[g][e] = kept ? rows[(u64)row * o.qkv_stride + g * channels + column + 32 * e] : 0.0f;
-    }
-    float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]), q_inverse, k_inverse;
-    convolved<EACH>(o, window, rows, row, column, v);
-    lengths(v, q_inverse, k_inverse);
-    float root = div_rn(1.0f, sqrt_rn((float)K));
-#pragma unroll
-    for (u32 e = 0; e < EACH; e++) {
-      u32 c = first + 32 * e;
-      float decay = decay_of(o, rate, f[e]), k = v[1][e] * k_inverse;
+      const u32 c = first + 32 * e;
+      const float k = v[1][e] * k_inverse;
       to.q[w][c] = v[0][e] * q_inverse * root;
       to.k[w][c] = k;
       to.v[w][c] = v[2][e];
-      to.decay[w][c] = decay;
-      to.gate[w][c] = sigmoid_of(gate[e]);
+      to.decay[w][c] = decay[e];
+      to.gate[w][c] = gate[e];
       if (kept) {
 #pragma unroll
-        for (u32 g = 0; g < 3; g++) kept[g * channels + 32 * e] = raw[g][e];
+        for (u32 g = 0; g < 3; g++) kept[g * channels + 32 * e] = x[g][e][TAPS - 1];
         kept[3 * channels + 32 * e] = k;
         kept[4 * channels + 32 * e] = v[2][e];
-        kept[5 * channels + 32 * e] = decay;
+        kept[5 * channels + 32 * e] = decay[e];
+      }
+      // The window of a sequence of one row: what its convolution has read, but for the first.
+      if (EACH == 1 && at.rows == 1 && o.z.taps == TAPS) {
+        float* next = windows.row(at.slot, 1 - at.parity, 0) + column;
+#pragma unroll
+        for (u32 j = 1; j < TAPS; j++) {
+#pragma unroll
+          for (u32 g = 0; g < 3; g++) next[((j - 1) * 3 + g) * channels] = x[g][e][j];
+        }
       }
     }
     if (first == 0) {
@@ -339,7 +351,7 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
       });
     }
     block_barrier();
-    last();
+    if (o.z.taps != TAPS) last();
     float norm = c < K ? o.o_norm[c] : 0.0f;
     block_barrier();
     if (c < K) o.out[start * o.out_stride + head * K + c] = batch.v[0][c] * factor(batch, 0) * norm * batch.gate[0][c];

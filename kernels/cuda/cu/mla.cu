@@ -1,19 +1,10 @@
-// Latent attention in per-head form: `mla.dense` and `mla.sparse`, the same within the frames of an image (`vision.attend`), and the
-// addresses at which `mla.write` puts its rows.
+// Latent attention in per-head form: `mla.dense` and `mla.sparse`, and the same within the frames of an image (`vision.attend`).
 //
 // A cache row is, head by head, d channels of the key and then v of the value. Keys come in tiles of 16, four of them a stretch. Per row and head,
 // tile by tile: scores; if the largest score so far grew, what was summed is scaled down; the numerators are added to
 // their sum; each channel of the output is continued by a chain of multiply-adds over the tile's keys in order. At the end
 // it is divided by the sum. That order is all that decides a row's bits, not the rows that share a block.
 // Bound: the bytes of the keys and values, once a block; the rate of multiply-adds where 16 rows share them.
-
-// Addresses of the cache rows that rows of a call are written to.
-KERNEL THREADS(128) mla_rows(const Round* round, u32 first_row, u32 rows, Cache cache, u64* to) {
-  u32 i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= rows) return;
-  u32 seq = round->row_seq[first_row + i];
-  to[i] = (u64)cache.row(round->seq_slot[seq], round->seq_parity[seq], round->positions[first_row + i]);
-}
 
 #define KEYS 16
 // Keys whose scores are made at once.

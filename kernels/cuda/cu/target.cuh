@@ -3,14 +3,14 @@
 // Rows of a product.
 //
 // Without lists, row i of the input gives row i of the output. With the lists of `moe.group`, output row p (a pair) comes
-// from input row p / fan, and belongs to the matrix of the expert whose list it is in. With `to`, output row i lies at the
-// address to[i].
+// from input row p / fan, and belongs to the matrix of the expert whose list it is in. With `to`, output row i is the cache's of the
+// call's row i.
 struct Rows {
   const float* x;
   u64 x_stride;
   float* out;
   u64 out_stride;
-  const u64* to;
+  Cached to;
   const i32 *order, *starts;
   u32 experts, fan;
   // Rows, or places in `order`: from `first` on, so many.
@@ -18,7 +18,7 @@ struct Rows {
 
   DEVICE const float* input(u32 i) const { return x + (order ? (u32)order[i] / fan : i) * x_stride; }
   DEVICE float* output(u32 i) const {
-    if (to) return (float*)to[i];
+    if (to.round) return to.row(i);
     return out + (order ? (u32)order[i] : i) * out_stride;
   }
 };

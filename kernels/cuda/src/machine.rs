@@ -24,12 +24,6 @@ pub trait Machine: Send + Sync {
     /// Memory that is used up.
     fn scratch(&self, bytes: usize) -> Result<u64, CudaError>;
 
-    /// Memory for a list of addresses that lasts until the next call that asks for one, beside [`Machine::scratch`].
-    ///
-    /// # Errors
-    /// Memory that is used up.
-    fn addresses(&self, bytes: usize) -> Result<u64, CudaError>;
-
     /// Memory for a product's input in aligned rows, that lasts until the next call that asks for one.
     ///
     /// # Errors

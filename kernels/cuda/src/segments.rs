@@ -38,12 +38,12 @@ pub struct Table {
 
 /// Tables by their address. A weight lives as long as the engine, so a table is read once.
 ///
-/// Beside them, counters by which the blocks of a launch find the last of them.
+/// Beside them, words in which the blocks of a launch hand numbers over to one another.
 #[derive(Default)]
 pub struct Tables {
     known: Mutex<HashMap<u64, Arc<Table>>>,
-    /// Address and number of the counters.
-    counters: Mutex<(u64, usize)>,
+    /// Address and number of the words.
+    handed: Mutex<(u64, usize)>,
 }
 
 /// What a weight's table and data must fit.
@@ -87,20 +87,20 @@ impl Tables {
         Ok(table)
     }
 
-    /// At least `count` words that are 0, and 0 again when the launch that counts in them has ended.
+    /// At least `count` words of 64 bits that are 0, and 0 again when the launch that uses them has ended.
     ///
     /// Launches follow one another, so all share them. They move when more are wanted; the old ones stay, for launches that
     /// were captured.
     ///
     /// # Errors
     /// What the machine says.
-    pub fn counters(&self, machine: &dyn Machine, count: usize) -> Result<u64, CudaError> {
-        let mut counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        if counters.1 < count {
+    pub fn handed(&self, machine: &dyn Machine, count: usize) -> Result<u64, CudaError> {
+        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
+        if handed.1 < count {
             let enough = count.next_power_of_two().max(1024);
-            *counters = (machine.keep(&vec![0; enough * 4])?, enough);
+            *handed = (machine.keep(&vec![0; enough * 8])?, enough);
         }
-        Ok(counters.0)
+        Ok(handed.0)
     }
 }
 

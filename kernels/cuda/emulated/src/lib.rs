@@ -37,7 +37,6 @@ pub struct HostMachine {
     memory: Mutex<Region>,
     scratch: Mutex<Grown>,
     round: Mutex<Grown>,
-    addresses: Mutex<Grown>,
     inputs: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
     seed: Mutex<u64>,
@@ -221,10 +220,6 @@ impl Machine for HostMachine {
 
     fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
         self.grown(&self.scratch, bytes)
-    }
-
-    fn addresses(&self, bytes: usize) -> Result<u64, CudaError> {
-        self.grown(&self.addresses, bytes)
     }
 
     fn aligned_input(&self, bytes: usize) -> Result<u64, CudaError> {

@@ -158,7 +158,6 @@ pub struct Gpu {
     functions: Mutex<HashMap<&'static str, Function>>,
     kept: Mutex<HashMap<u64, Kept>>,
     scratch: Mutex<Grown>,
-    addresses: Mutex<Grown>,
     inputs: Mutex<Grown>,
     round: Mutex<Grown>,
     last_round: Mutex<Vec<u8>>,
@@ -194,7 +193,6 @@ impl Gpu {
             functions: Mutex::default(),
             kept: Mutex::default(),
             scratch: Mutex::default(),
-            addresses: Mutex::default(),
             inputs: Mutex::default(),
             round: Mutex::default(),
             last_round: Mutex::default(),
@@ -426,10 +424,6 @@ impl Machine for Gpu {
 
     fn scratch(&self, bytes: usize) -> Result<u64, CudaError> {
         self.grown(&self.scratch, "scratch of an operation", bytes)
-    }
-
-    fn addresses(&self, bytes: usize) -> Result<u64, CudaError> {
-        self.grown(&self.addresses, "addresses of rows", bytes)
     }
 
     fn aligned_input(&self, bytes: usize) -> Result<u64, CudaError> {

@@ -2,7 +2,7 @@
 
 use plugfold_abi::{Addressing, OpError};
 
-use super::operands::{CacheArg, Mat, Operands, Sequence};
+use super::operands::{CacheArg, CachedArg, Mat, Operands, Sequence};
 use super::products::Product;
 use crate::kernel::Arg;
 use crate::segments::Tables;
@@ -73,15 +73,7 @@ pub(super) fn write(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     if rows == 0 {
         return Ok(());
     }
-    let to = o.machine.addresses(rows * 8)?;
-    let args = [
-        Arg::Pointer(o.round()?),
-        Arg::Word(o.first_row() as u32),
-        Arg::Word(rows as u32),
-        Arg::Struct("Cache", bytemuck::bytes_of(&l.cache)),
-        Arg::Pointer(to),
-    ];
-    o.launch("mla_rows", [rows.div_ceil(128), 1, 1], 128, 0, &args)?;
+    let to = CachedArg { round: o.round()?, cache: l.cache, first_row: o.first_row() as u32, unused: 0 };
     let out = Mat { at: 0, stride: 0 };
     Product { name: "mla.kv_b", matrix, n, k: l.rank, count: 1, x, out, to, rows, lists: None, bias: 0 }
         .run(o, tables)

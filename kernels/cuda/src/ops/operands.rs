@@ -24,6 +24,11 @@ impl Mat {
         Mat { at: self.at + 4 * first as u64, ..self }
     }
 
+    /// The rows from `first` on.
+    pub fn row(self, first: usize) -> Mat {
+        Mat { at: self.at + 4 * first as u64 * u64::from(self.stride), ..self }
+    }
+
     /// Whether every row starts on a multiple of 16 bytes.
     pub fn quads(self) -> bool {
         self.at.is_multiple_of(16) && self.stride.is_multiple_of(4)
@@ -32,7 +37,7 @@ impl Mat {
 
 /// A cache family: `Cache` of the sources.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct CacheArg {
     base: u64,
     slot_stride: u64,
@@ -46,6 +51,20 @@ impl CacheArg {
         let row_bytes = u64::from(rows.stride) * 4;
         Self { base: rows.at, slot_stride: row_bytes, parity_stride: 0, row_bytes }
     }
+}
+
+/// The cache rows of a call's rows, each at its position: `Cached` of the sources. All zeros: none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct CachedArg {
+    /// Address of the round table.
+    pub round: u64,
+    /// The family.
+    pub cache: CacheArg,
+    /// First row of the call.
+    pub first_row: u32,
+    /// Zero.
+    pub unused: u32,
 }
 
 /// A matrix or a stack of them.

@@ -3,7 +3,7 @@
 
 use plugfold_abi::{OpError, Segment};
 
-use super::operands::{Mat, Matrix, Operands};
+use super::operands::{CachedArg, Mat, Matrix, Operands};
 use crate::kernel::{Arg, GRID_YZ};
 use crate::machine::Scratch;
 use crate::segments::{Shape, Table, Tables, Wave, words};
@@ -16,7 +16,7 @@ struct RowsArg {
     x_stride: u64,
     out: u64,
     out_stride: u64,
-    to: u64,
+    to: CachedArg,
     order: u64,
     starts: u64,
     experts: u32,
@@ -57,7 +57,7 @@ struct WaveArg {
     known: u32,
     rotated: u64,
     raw: u64,
-    done: u64,
+    handed: u64,
     /// The fields of a [`Segment`], in order.
     only: [u32; Segment::WORDS],
 }
@@ -70,9 +70,8 @@ struct ChainsArg {
     w: u64,
     bias: u64,
     out: u64,
-    partial: u64,
-    done: u64,
-    to: u64,
+    handed: u64,
+    to: CachedArg,
     x_stride: u32,
     out_stride: u32,
     rows: u32,
@@ -113,8 +112,8 @@ pub struct Product<'n> {
     pub x: Mat,
     /// Output rows.
     pub out: Mat,
-    /// Address of the addresses of the output rows, where they do not lie in `out`.
-    pub to: u64,
+    /// The output rows, where they do not lie in `out`.
+    pub to: CachedArg,
     /// Output rows.
     pub rows: usize,
     /// Lists of rows by matrix.
@@ -139,6 +138,8 @@ const fn stream_bytes(rows: usize, bf16: bool) -> u32 {
 }
 /// Rows of a block of chains: `CHAIN_ROWS` of the source.
 const CHAIN_ROWS: usize = 4;
+/// Rows of a launch of chains: their sums have a place of their own until the next launch.
+const CHAINED: usize = 64;
 /// Chains from which on they are spread only where panels are few: with fewer, most lanes of `panels_stream` have none.
 const SPREAD: usize = 3;
 /// Shared memory of a block of chains: two panels, a row more in each (`ChainRoom` of the source), and the inputs.
@@ -303,31 +304,35 @@ impl Product<'_> {
         x: Mat,
         squares: bool,
     ) -> Result<(), OpError> {
-        let (chains, pairs, tiles) =
-            (self.k.div_ceil(256), self.n.div_ceil(32), self.rows.div_ceil(CHAIN_ROWS));
-        let arg = ChainsArg {
-            x: x.at,
-            w,
-            bias: self.bias,
-            out: self.out.at,
-            partial: Scratch::pieces(&[self.rows * chains * pairs * 32 * 4]).take(o.machine)?[0],
-            done: tables.counters(o.machine, tiles * pairs)?,
-            to: self.to,
-            x_stride: x.stride,
-            out_stride: self.out.stride,
-            rows: self.rows as u32,
-            n: self.n as u32,
-            k: self.k as u32,
-            unused: 0,
-        };
+        let (chains, pairs) = (self.k.div_ceil(256), self.n.div_ceil(32));
         let (name, before, shared) = if squares {
             ("hc_dots", CHAIN_ROWS, chain_bytes(bf16).max(SQUARES))
         } else {
             ("panels_chains", 0, chain_bytes(bf16))
         };
         let name = format!("{name}_{}", if bf16 { "bf16" } else { "f32" });
-        let args = [Arg::Struct("Chains", bytemuck::bytes_of(&arg))];
-        o.launch(&name, [before + chains, tiles, pairs], 128, shared, &args)
+        let most = self.rows.min(CHAINED);
+        let handed = tables.handed(o.machine, most * chains * pairs * 32)?;
+        for first in (0..self.rows).step_by(CHAINED) {
+            let rows = CHAINED.min(self.rows - first);
+            let arg = ChainsArg {
+                x: x.row(first).at,
+                w,
+                bias: self.bias,
+                out: self.out.row(first).at,
+                handed,
+                to: CachedArg { first_row: self.to.first_row + first as u32, ..self.to },
+                x_stride: x.stride,
+                out_stride: self.out.stride,
+                rows: rows as u32,
+                n: self.n as u32,
+                k: self.k as u32,
+                unused: 0,
+            };
+            let args = [Arg::Struct("Chains", bytemuck::bytes_of(&arg))];
+            o.launch(&name, [before + chains, rows.div_ceil(CHAIN_ROWS), pairs], 128, shared, &args)?;
+        }
+        Ok(())
     }
 
     fn segments(
@@ -379,8 +384,9 @@ impl Product<'_> {
         let alone = self.lists.map_or(self.rows == 1, |l| self.rows == l.slots);
         // A short tile reads what a full one would: seven rows more.
         let rotated = if alone { 0 } else { (parts * count + 7) * k * 4 };
-        let pieces = Scratch::pieces(&[rotated, parts * count * n * 4]).take(o.machine)?;
-        let done = if alone { tables.counters(o.machine, parts * count * (n / 128))? } else { 0 };
+        let sums = parts * count * n;
+        let pieces = Scratch::pieces(&[rotated, if alone { 0 } else { sums * 4 }]).take(o.machine)?;
+        let handed = if alone { tables.handed(o.machine, sums)? } else { 0 };
         let arg = WaveArg {
             segments,
             part: wave.part,
@@ -389,7 +395,7 @@ impl Product<'_> {
             known: u32::from(wave.only.is_some()),
             rotated: pieces[0],
             raw: pieces[1],
-            done,
+            handed,
             only: wave.only.map_or([0; Segment::WORDS], |s| words(&s)),
         };
         let args =
