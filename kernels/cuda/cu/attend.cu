@@ -136,21 +136,29 @@ template <u32 D> DEVICE void span_scores(const float* q, const float* k, float s
   q += row * (D + 4);
   k += key * (D + 4);
   p += key * SCORE_PITCH + row;
-  // Every fourth partial sum at a time: 0 and 2, which are added, then 1 and 3. What they give waits in shared memory.
-  const u32 odd = SPAN * SCORE_PITCH;
-#pragma unroll 1
-  for (u32 turn = 0; turn < 4; turn++) {
+  if constexpr (D == 64) {
     float sum[OWN];
-    u32 four = turn % 2 * 2 + turn / 2;
-    partial_sums<D, D == 64 ? 4 : 8, 4>(q + four * 4, k + four * 4, 0, sum);
+    partial_sums<64, 16, 1>(q, k, 0, sum);
 #pragma unroll
-    for (u32 i = 0; i < OWN; i++) {
-      float* at = p + turn / 2 * odd + score_at(i);
-      *at = turn % 2 ? *at + sum[i] : sum[i];
+    for (u32 i = 0; i < OWN; i++) p[score_at(i)] = sum[i] * scale;
+  } else {
+    // To save registers every fourth partial sum at a time: 0 and 2, which are added, then 1 and 3. What they give waits in shared
+    // memory.
+    const u32 odd = SPAN * SCORE_PITCH;
+#pragma unroll 1
+    for (u32 turn = 0; turn < 4; turn++) {
+      float sum[OWN];
+      u32 four = turn % 2 * 2 + turn / 2;
+      partial_sums<D, 8, 4>(q + four * 4, k + four * 4, 0, sum);
+#pragma unroll
+      for (u32 i = 0; i < OWN; i++) {
+        float* at = p + turn / 2 * odd + score_at(i);
+        *at = turn % 2 ? *at + sum[i] : sum[i];
+      }
     }
-  }
 #pragma unroll
-  for (u32 i = 0; i < OWN; i++) p[score_at(i)] = (p[score_at(i)] + p[score_at(i) + odd]) * scale;
+    for (u32 i = 0; i < OWN; i++) p[score_at(i)] = (p[score_at(i)] + p[score_at(i) + odd]) * scale;
+  }
 }
 
 // What lies in shared memory, in numbers. With wide heads values take the place of the keys.
@@ -245,7 +253,8 @@ template <u32 D, u32 V> DEVICE void attend_many(const Round* round, const Attend
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
       u32 j = i % 4 + half * 4 + i / 4 * 8;
-      number[i] = j < mine ? exp_of(number[i] - now) : 0.0f;
+      float e = exp_of(number[i] - now);
+      number[i] = j < mine ? e : 0.0f;
       p[j * SCORE_PITCH] = number[i];
     }
     float sum[4];

@@ -17,6 +17,8 @@ typedef long long i64;
 #define KERNEL extern "C" __global__ void
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
+// Numbers that all threads of a warp read at once. The compiler does not know them, or it would write them into the code.
+#define CONSTANT __constant__
 #define SHARED_BYTES(name) extern __shared__ __align__(16) u8 name[]
 // Most threads of a block, and how many blocks shall fit a multiprocessor at least. One where that is not said: without it the
 // compiler saves registers until it spills.

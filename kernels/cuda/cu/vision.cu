@@ -36,31 +36,31 @@ KERNEL THREADS(256) vision_gather(const float* x, u32 x_stride, u32 width, u32 p
   out[row * out_stride + i] = x[(row * places + i % places) * x_stride + i / places];
 }
 
-// Elements of a row that a thread has in hand at a time: chains of multiply-adds beside each other.
-#define SIDE 4
+// Coefficients of the error function, the highest power first: an operand of a multiply-add each, where numbers in the code would have to
+// be moved to registers.
+CONSTANT double ERF[] = {
+  7.026226861432765e-06, -1.7289445011580293e-05, -7.941260789356685e-06, 2.1416654400338723e-05, 9.866430925671902e-05,
+  -0.0002150567501367816, 0.00017101253006796316, -0.00031121621716605067, 0.0008774585466429334,
+  -0.0015764230166591385, 0.002442362885627378, -0.003975676726311758, 0.006357245293991823, -0.009525574544516179,
+  0.013593904442559217, -0.01864266799275625, 0.024511243535155647, -0.03090982112074804, 0.03751810721026222,
+  -0.0440367681413017, 0.05028422565643184, -0.05628880702589564, 0.06233247151582362, -0.068971248013314,
+  0.07711001373886768, -0.08832127858767061, 0.10605123859683672, -0.14141917262081194, 0.28284255032000466};
 
 // The reference's error function, in place: polynomials in t = 2 (x / 5)^2 - 1.
-DEVICE void error_functions(double (&x)[SIDE]) {
+template <u32 SIDE> DEVICE void error_functions(double (&x)[SIDE]) {
   const double end = 5.0;
-  const double a[] = {
-      7.026226861432765e-06, -1.7289445011580293e-05, -7.941260789356685e-06, 2.1416654400338723e-05, 9.866430925671902e-05,
-      -0.0002150567501367816, 0.00017101253006796316, -0.00031121621716605067, 0.0008774585466429334,
-      -0.0015764230166591385, 0.002442362885627378, -0.003975676726311758, 0.006357245293991823, -0.009525574544516179,
-      0.013593904442559217, -0.01864266799275625, 0.024511243535155647, -0.03090982112074804, 0.03751810721026222,
-      -0.0440367681413017, 0.05028422565643184, -0.05628880702589564, 0.06233247151582362, -0.068971248013314,
-      0.07711001373886768, -0.08832127858767061, 0.10605123859683672, -0.14141917262081194, 0.28284255032000466};
   double c[SIDE], t[SIDE], p[SIDE];
 #pragma unroll
   for (u32 j = 0; j < SIDE; j++) {
     c[j] = x[j] > end ? end : x[j];
     c[j] = c[j] < -end ? -end : c[j];
     t[j] = fma_double_rn(c[j] * c[j], 2.0 / (end * end), -1.0);
-    p[j] = a[0];
+    p[j] = ERF[0];
   }
 #pragma unroll
-  for (u32 i = 1; i < sizeof a / sizeof a[0]; i++) {
+  for (u32 i = 1; i < sizeof ERF / sizeof ERF[0]; i++) {
 #pragma unroll
-    for (u32 j = 0; j < SIDE; j++) p[j] = fma_double_rn(p[j], t[j], a[i]);
+    for (u32 j = 0; j < SIDE; j++) p[j] = fma_double_rn(p[j], t[j], ERF[i]);
   }
 #pragma unroll
   for (u32 j = 0; j < SIDE; j++) {
@@ -95,6 +95,21 @@ DEVICE float block_sum(const float* x, u32 n) {
   return result;
 }
 
+// Gelu of SIDE normed elements of a row from `first` on, a block apart: chains of multiply-adds beside each other.
+template <u32 SIDE>
+DEVICE void gelus(const float* x, const float* weight, const float* bias, float mean, float inverse, u32 first, float* out) {
+  double v[SIDE], e[SIDE];
+#pragma unroll
+  for (u32 j = 0; j < SIDE; j++) {
+    u32 i = first + j * blockDim.x;
+    v[j] = fma_rn((x[i] - mean) * inverse, weight[i], bias[i]);
+    e[j] = v[j] * 0.70710678118654752440;
+  }
+  error_functions(e);
+#pragma unroll
+  for (u32 j = 0; j < SIDE; j++) out[first + j * blockDim.x] = (float)(0.5 * v[j] * (1.0 + e[j]));
+}
+
 // The layer norm of a row, then its gelu. A block a row. Bound: the bytes of the rows; at many rows 28 multiply-adds in double
 // precision an element.
 KERNEL THREADS(256) vision_gelu(
@@ -103,19 +118,7 @@ KERNEL THREADS(256) vision_gelu(
   out += (u64)blockIdx.x * out_stride;
   float mean = div_rn(block_sum(x, n), (float)n);
   float inverse = rms_factor(block_squares(n, [&](u32 i) { return x[i] - mean; }), n, eps);
-  for (u32 base = threadIdx.x; base < n; base += SIDE * blockDim.x) {
-    double v[SIDE], e[SIDE];
-#pragma unroll
-    for (u32 j = 0; j < SIDE; j++) {
-      u32 i = low(base + j * blockDim.x, n - 1);
-      v[j] = fma_rn((x[i] - mean) * inverse, weight[i], bias[i]);
-      e[j] = v[j] * 0.70710678118654752440;
-    }
-    error_functions(e);
-#pragma unroll
-    for (u32 j = 0; j < SIDE; j++) {
-      u32 i = base + j * blockDim.x;
-      if (i < n) out[i] = (float)(0.5 * v[j] * (1.0 + e[j]));
-    }
-  }
+  u32 i = threadIdx.x;
+  for (; i + 3 * blockDim.x < n; i += 4 * blockDim.x) gelus<4>(x, weight, bias, mean, inverse, i, out);
+  for (; i < n; i += blockDim.x) gelus<1>(x, weight, bias, mean, inverse, i, out);
 }

@@ -188,6 +188,7 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define KERNEL static void
 #define DEVICE inline
 #define SHARED static
+#define CONSTANT static const
 #define SHARED_BYTES(name) u8* name = host::dynamic()
 #define THREADS(...)
 #define ALL 0xffffffffu
