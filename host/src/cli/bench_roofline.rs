@@ -76,10 +76,11 @@ fn on_gpu() -> anyhow::Result<Value> {
     let machine: std::sync::Arc<dyn Machine> = opened.clone();
     println!("{}", machine.name());
     let sizes = gpu::Sizes::published();
-    let measured = gpu::roofline(&machine, &*opened, &sizes, &gpu::Effort::FULL, |limits, row| match row {
-        None => print_limits(limits),
-        Some(row) => print_row(row),
-    })?;
+    let measured =
+        gpu::roofline(&machine, &*opened, &sizes, &gpu::Effort::FULL, &|_| true, |limits, row| match row {
+            None => print_limits(limits),
+            Some(row) => print_row(row),
+        })?;
     let far: Vec<&gpu::Row> =
         measured.rows.iter().filter(|r| r.rows == 1 && r.fraction() < 1.0 / 3.0).collect();
     match far.len() {
@@ -96,23 +97,27 @@ fn on_gpu() -> anyhow::Result<Value> {
         .rows
         .iter()
         .map(|r| {
-            let c = r.cost;
+            let costs: Vec<Value> = r.costs.iter().map(cost).collect();
             json!({"operation": r.op, "name": r.name, "rows": r.rows, "microseconds": micro(r.queued),
                    "recorded_microseconds": micro(r.recorded), "host_microseconds": micro(r.host),
                    "bound": r.bound.0.name(), "bound_microseconds": micro(r.bound.1), "fraction": r.fraction(),
                    "recorded_bound": r.recorded_bound.0.name(),
                    "recorded_bound_microseconds": micro(r.recorded_bound.1),
                    "recorded_fraction": r.recorded_fraction(), "memory_fraction": r.memory_fraction(),
-                   "bytes": c.bytes, "multiply_adds": c.fmas, "decoded": c.decoded, "launches": c.launches,
-                   "steps": c.steps, "divisions": c.divisions, "fetches": c.fetches})
+                   "costs": costs})
         })
         .collect();
     let l = measured.limits;
     Ok(json!({"bench": "roofline", "device": machine.name(),
               "limits": {"bandwidth": l.bandwidth, "multiply_adds": l.rate, "decoding": l.decoding,
                          "launch": l.launch, "recorded_launch": l.recorded_launch, "step": l.step,
-                         "division": l.division, "fetch": l.fetch},
+                         "division": l.division, "fetch": l.fetch, "far": l.far},
               "operations": rows}))
+}
+
+fn cost(c: &gpu::Cost) -> Value {
+    json!({"bytes": c.bytes, "multiply_adds": c.fmas, "decoded": c.decoded, "launches": c.launches, "steps": c.steps,
+           "divisions": c.divisions, "fetches": c.fetches, "far": c.far})
 }
 
 fn print_limits(l: &gpu::Limits) {
@@ -123,12 +128,14 @@ fn print_limits(l: &gpu::Limits) {
         l.decoding / 1e12
     );
     println!(
-        "a launch {:.2} us, recorded {:.2} us; one after the other: multiply-add {:.2} ns, division {:.1} ns, fetch {:.0} ns",
+        "a launch {:.2} us, recorded {:.2} us; one after the other: multiply-add {:.2} ns, division {:.1} ns, fetch {:.0} ns, \
+         from memory {:.0} ns",
         l.launch * 1e6,
         l.recorded_launch * 1e6,
         l.step * 1e9,
         l.division * 1e9,
-        l.fetch * 1e9
+        l.fetch * 1e9,
+        l.far * 1e9
     );
     println!(
         "{:<42} {:>9} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9}  bound",

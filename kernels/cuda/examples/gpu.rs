@@ -2,7 +2,8 @@
 //!
 //! `gpu compile ARCH FOLDER` fills a cache of compiled kernels (needs NVRTC, no GPU); `gpu facts` says what the device is;
 //! `gpu list` names the cases; `gpu case NAME` compares one with the CPU's reference, bit by bit, and rows alone with rows in
-//! company; `gpu encode` compares and times the encoder of EXL3.
+//! company; `gpu encode` compares and times the encoder of EXL3; `gpu times WORD..` times operations whose names have one of the words, as
+//! `plugfold bench roofline --device cuda` does all of them.
 //! Each prints one line of JSON a result.
 
 #[path = "../tests/cases/mod.rs"]
@@ -15,7 +16,8 @@ use std::sync::Arc;
 
 use cases::Kernels;
 use plugfold_cuda::cache::{Cache, Origin};
-use plugfold_cuda::{CudaError, Gpu, Machine as _, source};
+use plugfold_cuda::roofline::{Effort, Sizes, roofline};
+use plugfold_cuda::{CudaError, Gpu, Machine, source};
 
 fn open() -> Result<Arc<Gpu>, CudaError> {
     let told = |source: &str, origin: &Origin| {
@@ -72,8 +74,26 @@ fn run(args: &[&str]) -> Result<bool, String> {
             }
             Ok(good)
         }
+        ["times", words @ ..] => {
+            let gpu = open().map_err(said)?;
+            let machine: Arc<dyn Machine> = gpu.clone();
+            let wanted = |name: &str| words.iter().any(|word| name.contains(word));
+            roofline(&machine, &*gpu, &Sizes::published(), &Effort::FULL, &wanted, |_, row| {
+                let Some(r) = row else { return };
+                println!(
+                    "{{\"operation\": \"{}\", \"us\": {:.2}, \"recorded_us\": {:.2}, \"bound_us\": {:.2}, \"reached\": {:.3}}}",
+                    r.name,
+                    r.queued * 1e6,
+                    r.recorded * 1e6,
+                    r.bound.1 * 1e6,
+                    r.fraction()
+                );
+            })
+            .map_err(|e| e.to_string())?;
+            Ok(true)
+        }
         ["encode"] => encoder::run(&open().map_err(said)?),
-        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | encode".into()),
+        _ => Err("gpu compile ARCH FOLDER | facts | list | case NAME | times WORD.. | encode".into()),
     }
 }
 

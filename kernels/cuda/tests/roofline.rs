@@ -13,11 +13,17 @@ use plugfold_emulated::HostMachine;
 fn every_operation_is_timed_beside_the_limits() {
     let machine: Arc<dyn Machine> = Arc::new(HostMachine::guarded());
     let mut told = Vec::new();
-    let measured =
-        roofline(&machine, &HostClock(&*machine), &Sizes::least(), &Effort::LEAST, |limits, row| {
+    let measured = roofline(
+        &machine,
+        &HostClock(&*machine),
+        &Sizes::least(),
+        &Effort::LEAST,
+        &|_| true,
+        |limits, row| {
             told.push((*limits, row.map(|r| r.name.clone())));
-        })
-        .expect("measured");
+        },
+    )
+    .expect("measured");
     let l = measured.limits;
     for (name, value) in
         [("bandwidth", l.bandwidth), ("rate", l.rate), ("decoding", l.decoding), ("launch", l.launch)]

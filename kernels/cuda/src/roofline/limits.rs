@@ -24,10 +24,17 @@ pub struct Limits {
     pub division: f64,
     /// Seconds of a fetch from the second-level cache whose address comes from the fetch before.
     pub fetch: f64,
+    /// The same from memory.
+    pub far: f64,
 }
 
 /// Blocks of the two measurements of rates.
 const BLOCKS: u32 = 65_536;
+
+/// Lines of the measured fetches: 4 MiB, more than a multiprocessor has, and less than the cache of any GPU that runs this.
+const NEAR: u32 = 32_768;
+/// Bytes of the measured stream for each line of the fetches from memory: an eighth of it, which no cache holds.
+const FAR: usize = 8 * 128;
 
 /// Launches a kernel of the probes.
 pub(super) fn probe(
@@ -106,9 +113,8 @@ impl Probes<'_> {
         Ok(bytes as f64 / seconds?)
     }
 
-    fn fetch(&self) -> Result<f64, CudaError> {
-        // 4 MiB: more than a multiprocessor has, and less than the cache of any GPU that runs this.
-        let lines = 32_768;
+    /// Seconds of a fetch among so many lines of 128 bytes.
+    fn fetch(&self, lines: u32) -> Result<f64, CudaError> {
         let links = self.machine.allocate("lines that lead to each other", lines as usize * 128)?;
         let args = [Arg::Pointer(links), Arg::Word(lines), Arg::Word(12_347)];
         let seconds = probe(self.machine, "probe_links", lines.div_ceil(256), 256, &args).and_then(|()| {
@@ -157,6 +163,7 @@ pub(super) fn measure(
         recorded_launch,
         step,
         division,
-        fetch: probes.fetch()?,
+        fetch: probes.fetch(NEAR)?,
+        far: probes.fetch((effort.stream / FAR).max(256) as u32)?,
     })
 }

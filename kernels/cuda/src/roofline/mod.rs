@@ -1,7 +1,8 @@
 //! How near the kernels come to what a GPU can do: `plugfold bench roofline --device cuda`.
 //!
 //! In one run the machine's limits are measured ([`Limits`]), then every operation of the table at one row and at more. An
-//! operation's bound is the largest of three times, each of which no arrangement of its work can pass:
+//! operation's bound is the largest of three times, each of which no arrangement of its work can pass (of an operation whose one part
+//! has to end before the other may begin, the sum of both parts' bounds):
 //!
 //! - memory: the bytes that it has to move, at the measured bandwidth;
 //! - arithmetic: its multiply-adds and the EXL3 weights that it decodes, at the measured rates;
@@ -123,8 +124,10 @@ pub struct Cost {
     pub steps: f64,
     /// Divisions and roots among them.
     pub divisions: f64,
-    /// Fetches that wait for each other.
+    /// Fetches that wait for each other, of what a cache may have.
     pub fetches: f64,
+    /// The same of what comes from memory: weights and caches that calls go through.
+    pub far: f64,
 }
 
 /// The time that bounds an operation.
@@ -152,7 +155,8 @@ impl Bound {
 impl Cost {
     /// Seconds at a machine's limits: memory, arithmetic, and latency of launches of `launch` seconds.
     pub fn seconds(&self, l: &Limits, launch: f64) -> [(Bound, f64); 3] {
-        let chain = self.steps * l.step + self.divisions * l.division + self.fetches * l.fetch;
+        let chain =
+            self.steps * l.step + self.divisions * l.division + self.fetches * l.fetch + self.far * l.far;
         [
             (Bound::Memory, self.bytes / l.bandwidth),
             (Bound::Arithmetic, self.fmas / l.rate + self.decoded / l.decoding),
@@ -164,6 +168,13 @@ impl Cost {
     pub fn bound(&self, l: &Limits, launch: f64) -> (Bound, f64) {
         let all = self.seconds(l, launch);
         all.into_iter().fold(all[0], |most, next| if next.1 > most.1 { next } else { most })
+    }
+
+    /// The bound of what has to be finished before anything of the next may begin: the sum of theirs, named by the largest.
+    pub fn bound_of(all: &[Cost], l: &Limits, launch: f64) -> (Bound, f64) {
+        let bounds = all.iter().map(|cost| cost.bound(l, launch));
+        let sum = bounds.clone().map(|b| b.1).sum();
+        (bounds.max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bound::Latency, |b| b.0), sum)
     }
 }
 
@@ -182,8 +193,8 @@ pub struct Row {
     pub recorded: f64,
     /// Seconds that the host takes to ask for a call.
     pub host: f64,
-    /// What it has to do.
-    pub cost: Cost,
+    /// What it has to do, one after the other.
+    pub costs: Vec<Cost>,
     /// What bounds it in a queue, and the seconds of that.
     pub bound: (Bound, f64),
     /// The same in a recorded graph.
@@ -235,12 +246,13 @@ impl Bench<'_> {
         let found = all.iter().find(|p| p.op().is_ok_and(|o| o == task.op));
         let provider = found.ok_or_else(|| OpError::new(format!("{}: no provider", task.op)))?;
         // Several of the same, so that a call does not find in the cache what the one before it read.
-        let count = self.effort.rotated.div_ceil((task.cost.bytes as usize).max(10_000_000));
+        let bytes: f64 = task.costs.iter().map(|cost| cost.bytes).sum();
+        let count = self.effort.rotated.div_ceil((bytes as usize).max(10_000_000));
         let placed = (0..count).map(|_| Placed::new(task, &**self.machine)).collect::<Result<Vec<_>, _>>()?;
         // Tables of segments are read, and scratch memory is made, when they are first wanted.
         placed.iter().try_for_each(|p| p.run(provider))?;
         let (queued, host, recorded) = self.times(&placed, provider)?;
-        let (cost, l) = (task.cost, &self.limits);
+        let l = &self.limits;
         Ok(Row {
             op: task.op,
             name: task.name.clone(),
@@ -248,10 +260,10 @@ impl Bench<'_> {
             queued,
             recorded,
             host,
-            cost,
-            bound: cost.bound(l, l.launch),
-            recorded_bound: cost.bound(l, l.recorded_launch),
-            memory: cost.bytes / l.bandwidth,
+            bound: Cost::bound_of(&task.costs, l, l.launch),
+            recorded_bound: Cost::bound_of(&task.costs, l, l.recorded_launch),
+            costs: task.costs.clone(),
+            memory: bytes / l.bandwidth,
         })
     }
 
@@ -300,7 +312,7 @@ impl Bench<'_> {
     }
 }
 
-/// Measures a machine and every operation on it; `done` is told the limits' and each row as soon as it is there.
+/// Measures a machine and every operation on it whose name is `wanted`; `done` is told the limits' and each row as soon as it is there.
 ///
 /// # Errors
 /// Memory that is used up, or what the machine says.
@@ -309,6 +321,7 @@ pub fn roofline(
     watch: &dyn Stopwatch,
     sizes: &Sizes,
     effort: &Effort,
+    wanted: &dyn Fn(&str) -> bool,
     mut done: impl FnMut(&Limits, Option<&Row>),
 ) -> Result<Roofline, OpError> {
     let out = machine.allocate("what probes write", 4096)?;
@@ -317,7 +330,7 @@ pub fn roofline(
             done(&limits, None);
             let bench = Bench { machine, watch, effort, limits, out };
             let mut rows = Vec::new();
-            for task in operations::all(sizes) {
+            for task in operations::all(sizes).into_iter().filter(|t| wanted(&t.name)) {
                 let row = bench.row(&task)?;
                 done(&limits, Some(&row));
                 rows.push(row);
@@ -341,6 +354,7 @@ mod tests {
         step: 2e-9,
         division: 20e-9,
         fetch: 500e-9,
+        far: 900e-9,
     };
 
     #[test]
@@ -351,6 +365,13 @@ mod tests {
         assert!((seconds - 3.5e-6).abs() < 1e-12, "{seconds}");
         // In a recording launches cost less.
         assert!((chain.bound(&LIMITS, LIMITS.recorded_launch).1 - 2.5e-6).abs() < 1e-12);
+        let far = Cost { far: 1.0, ..chain };
+        assert!((far.bound(&LIMITS, LIMITS.launch).1 - 4.4e-6).abs() < 1e-12);
+        // What has to end before the rest begins takes its time too.
+        let stream = Cost { bytes: 40e6, ..chain };
+        let (bound, seconds) = Cost::bound_of(&[stream, chain], &LIMITS, LIMITS.launch);
+        assert_eq!(bound, Bound::Memory);
+        assert!((seconds - 13.5e-6).abs() < 1e-12, "{seconds}");
         let large = Cost { bytes: 4e9, ..chain };
         assert_eq!(large.bound(&LIMITS, LIMITS.launch), (Bound::Memory, 1e-3));
         // Decoding and multiply-adds are done by the same lanes, one after the other.

@@ -83,7 +83,7 @@ pub(super) struct Task {
     pub dims: Vec<usize>,
     pub params: Vec<f32>,
     /// What it has to do at least.
-    pub cost: super::Cost,
+    pub costs: Vec<super::Cost>,
 }
 
 /// How words of random bits become operands: bits that stay and bits that are set.
