@@ -3,9 +3,9 @@
 // A set has a key for each of its values, which every look at it fetches anew. Value t * threads + i of a chunk belongs to thread i. Loops
 // stay loops: where one block does everything once, the time to fetch instructions counts.
 //
-// `place_chosen` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set, and of
-// the threads' largest keys such a number is found by halving. What is not below it is seldom much more than c keys, of which the same
-// halving finds the threshold. Where the list does not stay short, histograms find it (`threshold_of`).
+// `choose` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set, and of
+// the threads' largest keys a histogram finds such a number. What is not below it is seldom much more than c keys, of which another finds the
+// threshold. Where the list does not stay short, histograms of the whole set find it (`threshold_of`). Blocks have 1,024 threads.
 
 // Keys that a thread fetches at a time.
 #define AT_ONCE 4
@@ -41,9 +41,10 @@ DEVICE auto keys_at(u32 n, const u32* at) {
 
 // Shared memory of a block that chooses: the same for all that it does, one after the other.
 struct BestRoom {
-  // A list's keys, or the bins of a histogram; and where those keys are in their set.
+  // A list's keys, and where those are in their set; the bins of a histogram of a whole set.
   u32 keys[LISTED], at[LISTED];
-  u32 counts[1024], warps[32], ends[64], digit, left;
+  // Bins of a histogram of some keys of the threads, or counts of warps.
+  u32 counts[1024], warps[32], ends[64], digit, above, left, listed;
 };
 DEVICE BestRoom& best_room() {
   SHARED BestRoom s_room;
@@ -88,21 +89,56 @@ DEVICE void ends_of(u32 mine, u32& most, u32& least) {
   least = __reduce_min_sync(ALL, there ? room[32 + lane()] : ~0u);
 }
 
-// What separates some of the keys from the rest: at least `wanted` of them where one is found that at most `most` reach, else just
-// `wanted`. `reach(k)` says how many keys are not below k, to all threads: at least `wanted` for `under`, none for `beyond`.
-template <class F> DEVICE Threshold halved(u32 under, u32 beyond, u32 wanted, u32 most, F reach) {
-  u32 above = 0;
-  while (beyond - under > 1) {
-    u32 middle = under + (beyond - under) / 2, count = reach(middle);
-    if (count < wanted) {
-      beyond = middle;
-      above = count;
-    } else {
-      under = middle;
-      if (count <= most) return {under - 1, 0};
-    }
+// Where the `count`-th largest of some keys lies: from `edge` on in a stretch of key numbers, with how many above the stretch and in it.
+struct Stretch {
+  u32 edge, above, inside;
+};
+
+// The stretch of 2^shift key numbers, counted from `low`, in which the `count`-th largest of the threads' keys lies. Only keys from `low` on
+// are looked at, below `low` + `span`: at most 1,024 stretches.
+template <u32 N> DEVICE Stretch stretch_of(const u32 (&own)[N], u32 low, u32 span, u32 shift, u32 count) {
+  BestRoom& room = best_room();
+  const u32 bin = 1023 - threadIdx.x;
+  room.counts[bin] = 0;
+  __syncthreads();
+#pragma unroll
+  for (u32 j = 0; j < N; j++) {
+    if (own[j] >= low && own[j] - low < span) atomicAdd(&room.counts[own[j] - low >> shift], 1u);
   }
-  return {under, wanted - above};
+  __syncthreads();
+  u32 inside = room.counts[bin], all, before = sum_before(inside, all);
+  if (before < count && count <= before + inside) {
+    room.digit = bin;
+    room.above = before;
+    room.left = inside;
+  }
+  __syncthreads();
+  return {low + (room.digit << shift), room.above, room.left};
+}
+
+// What separates the `count` largest of the threads' keys between `bottom` and `top`, with up to `more` besides; there are as many.
+template <u32 N> DEVICE Threshold separated(const u32 (&own)[N], u32 bottom, u32 top, u32 count, u32 more) {
+  u32 low = bottom, span = top - bottom + 1, bits = 32 - __clz(top - bottom), shift = bits > 10 ? bits - 10 : 0, left = count;
+  while (true) {
+    Stretch s = stretch_of(own, low, span, shift, left);
+    left -= s.above;
+    if (s.inside <= left + more) return {s.edge - 1, 0};
+    // So narrow that its keys are equal.
+    if (shift == 0) return {s.edge, left};
+    low = s.edge;
+    span = 1u << shift;
+    shift = shift > 10 ? shift - 10 : 0;
+  }
+}
+
+// What separates at least `count` of the threads' numbers, and seldom many more; {0, 1} where fewer than that are above 0. `top`: the
+// largest.
+DEVICE Threshold bound_of(u32 mine, u32 count, u32& top) {
+  u32 bottom;
+  ends_of(mine, top, bottom);
+  if (__syncthreads_count(mine > 0) < count) return {0, 1};
+  const u32 one[1] = {mine};
+  return separated(one, bottom, top, count, count / 16);
 }
 
 // The threshold that leaves `count` of the values, count being below their number: digit by digit from the top, a histogram each.
@@ -143,9 +179,8 @@ template <class S> DEVICE Threshold threshold_of(const S& set, u32 count) {
   return {prefix, left};
 }
 
-// Calls `place(p, i, key)` for the p-th of the chosen values in order of their index, and says how many there are. With TIES some of those
-// that equal the threshold are chosen; without, none is.
-template <bool TIES, class S, class G> DEVICE u32 place_best(const S& set, Threshold t, G place) {
+// Calls `place(p, i, key)` for the p-th of the chosen values in order of their index.
+template <class S, class G> DEVICE void place_best(const S& set, Threshold t, G place) {
   // For each 32 values that a warp looks at together: how many are above, and how many equal to the threshold, in the
   // upper and lower half of a word. Then how many of each come before.
   u32* counts = best_room().counts;
@@ -154,9 +189,8 @@ template <bool TIES, class S, class G> DEVICE u32 place_best(const S& set, Thres
   for (u32 first = 0; first < n; first += 32 * blockDim.x) {
     u32 turns = low(32, (n - first + blockDim.x - 1) / blockDim.x);
     set.look(first, turns, [&](u32 turn, u32 i, u32 k) {
-      u32 count = __popc(__ballot_sync(ALL, i < n && k > t.key)) << 16;
-      if (TIES) count |= __popc(__ballot_sync(ALL, i < n && k == t.key));
-      if (lane() == 0) counts[turn * warps + warp()] = count;
+      u32 more = __popc(__ballot_sync(ALL, i < n && k > t.key)), same = __popc(__ballot_sync(ALL, i < n && k == t.key));
+      if (lane() == 0) counts[turn * warps + warp()] = more << 16 | same;
     });
     __syncthreads();
     u32 all, before = sum_before(threadIdx.x < turns * warps ? counts[threadIdx.x] : 0, all);
@@ -164,9 +198,9 @@ template <bool TIES, class S, class G> DEVICE u32 place_best(const S& set, Thres
     __syncthreads();
     set.look(first, turns, [&](u32 turn, u32 i, u32 k) {
       u32 before = counts[turn * warps + warp()], mine = (1u << lane()) - 1;
-      u32 more = __ballot_sync(ALL, i < n && k > t.key), same = TIES ? __ballot_sync(ALL, i < n && k == t.key) : 0;
-      u32 equal_before = TIES ? equal + (before & 0xffffu) + __popc(same & mine) : 0;
-      if (i < n && (k > t.key || (TIES && k == t.key && equal_before < t.ties))) {
+      u32 more = __ballot_sync(ALL, i < n && k > t.key), same = __ballot_sync(ALL, i < n && k == t.key);
+      u32 equal_before = equal + (before & 0xffffu) + __popc(same & mine);
+      if (i < n && (k > t.key || (k == t.key && equal_before < t.ties))) {
         place(above + (before >> 16) + __popc(more & mine) + low(equal_before, t.ties), i, k);
       }
     });
@@ -174,46 +208,35 @@ template <bool TIES, class S, class G> DEVICE u32 place_best(const S& set, Thres
     equal += all & 0xffffu;
     __syncthreads();
   }
-  return above + low(equal, t.ties);
 }
 
-// A number, 0 if no other, that at least `count` of the threads' numbers reach, and seldom many more: those above `key`, and with `ties` those that
-// equal it. `top`: the largest.
-DEVICE Threshold bound_of(u32 mine, u32 count, u32& top) {
-  u32 bottom;
-  ends_of(mine, top, bottom);
-  auto reach = [=](u32 k) { return (u32)__syncthreads_count(mine >= k); };
-  if (reach(1) < count) return {0, 1};
-  return halved(bottom, top + 1, count, count + count / 16, reach);
-}
-
-// Calls `place(p, i, key)` for the p-th of the `count` best values of a set, in order of their index; `count` is below their number.
-template <class S, class G> DEVICE void place_chosen(const S& set, u32 count, G place) {
+// What separates the `count` best values of a set, `count` being below their number. `listed`: keys and places of a list that has them all,
+// in any order; more than `LISTED`: there is none.
+template <class S> DEVICE Threshold choose(const S& set, u32 count, u32& listed) {
   BestRoom& room = best_room();
-  const u32 n = set.n, threads = blockDim.x;
-  u32 mine = 0, top, listed = ~0u;
-  set.look(0, (n + threads - 1) / threads, [&](u32, u32 i, u32 k) { mine = i < n && k > mine ? k : mine; });
-  Threshold bound = bound_of(mine, count, top);
+  const u32 n = set.n, threads = blockDim.x, turns = (n + threads - 1) / threads;
+  u32 mine = 0, top;
+  if (threadIdx.x == 0) room.listed = 0;
+  set.look(0, turns, [&](u32, u32 i, u32 k) { mine = i < n && k > mine ? k : mine; });
+  const Threshold bound = bound_of(mine, count, top);
+  listed = ~0u;
   // What equals the bound belongs to the list.
-  const u32 below = bound.ties > 0 ? bound.key - 1 : bound.key;
-  if (bound.key > 0) {
-    listed = place_best<false>(set, {below, 0}, [&](u32 p, u32 i, u32 k) {
-      if (p < LISTED) {
-        room.keys[p] = k;
-        room.at[p] = i;
+  const u32 bottom = bound.ties > 0 ? bound.key : bound.key + 1;
+  if (bottom > 0) {
+    set.look(0, turns, [&](u32, u32 i, u32 k) {
+      if (i < n && k >= bottom) {
+        u32 at = atomicAdd(&room.listed, 1u);
+        if (at < LISTED) {
+          room.keys[at] = k;
+          room.at[at] = i;
+        }
       }
     });
+    __syncthreads();
+    listed = room.listed;
   }
-  if (listed > LISTED) {
-    place_best<true>(set, threshold_of(set, count), place);
-    return;
-  }
-  const u32 first = threadIdx.x < listed ? room.keys[threadIdx.x] : 0;
-  const u32 second = threads + threadIdx.x < listed ? room.keys[threads + threadIdx.x] : 0;
-  Threshold t = halved(below + 1, top + 1, count, count, [=](u32 k) {
-    u32 reach = __syncthreads_count(first >= k);
-    if (listed > threads) reach += __syncthreads_count(second >= k);
-    return reach;
-  });
-  place_best<true>(keys_at(listed, room.keys), t, [&](u32 p, u32 i, u32 k) { place(p, room.at[i], k); });
+  if (listed > LISTED) return threshold_of(set, count);
+  const u32 own[2] = {
+      threadIdx.x < listed ? room.keys[threadIdx.x] : 0, threads + threadIdx.x < listed ? room.keys[threads + threadIdx.x] : 0};
+  return separated(own, bottom, top, count, 0);
 }

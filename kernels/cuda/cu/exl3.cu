@@ -440,7 +440,8 @@ template <int HALVES, int SPLIT> DEVICE void one(const Rows& rows, const Wave& w
 }
 
 KERNEL THREADS(512) exl3_one_1(Rows rows, Wave wave) { one<1, SHARES>(rows, wave); }
-KERNEL THREADS(128) exl3_one_2(Rows rows, Wave wave) { one<2, 1>(rows, wave); }
+// Four blocks a multiprocessor, as their shared memory allows.
+KERNEL THREADS(128, 4) exl3_one_2(Rows rows, Wave wave) { one<2, 1>(rows, wave); }
 
 #define MOST_ROWS 8
 
@@ -476,7 +477,7 @@ template <int HALVES> DEVICE void some(const Rows& rows, const Wave& wave) {
 
 // Rotated rows have room for 7 more at the end of the scratch, so that a short tile may read a full one's.
 KERNEL THREADS(128) exl3_rows_1(Rows rows, Wave wave) { some<1>(rows, wave); }
-KERNEL THREADS(128) exl3_rows_2(Rows rows, Wave wave) { some<2>(rows, wave); }
+KERNEL THREADS(128, 3) exl3_rows_2(Rows rows, Wave wave) { some<2>(rows, wave); }
 
 KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();

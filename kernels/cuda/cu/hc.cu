@@ -1,45 +1,48 @@
 // Hyper-connections: `hc.dots`, `hc.finish`, `hc.post`. Bound: the bytes of the rows of x, four streams of D numbers; at one
 // row latency, so whatever does not wait for something else is done beside it, in a block of its own.
 
-#define PIECE 1024
-#define PIECES 8
+// Numbers of a row that shared memory holds at a time, and those that are waited for at a time.
+#define HELD_ROW 16384
+#define QUARTER (HELD_ROW / 4)
 
-// Sum of squares of a row, into the column behind its outputs, by the first warp of a block: the row comes through a ring in
-// shared memory, seven pieces ahead. The 32 sums of the lanes are chains; k / 32 multiply-adds each are its time.
+// Sum of squares of a row, into the column behind its outputs, by the first warp of a block. All threads fetch, a quarter is added while the
+// next ones are on their way. The 32 sums of the lanes are chains; k / 32 multiply-adds each are its time.
 DEVICE void squares(const Chains& c, u32 row) {
   SHARED_BYTES(shared);
-  if (row >= c.rows || warp() != 0) return;
-  float* ring = (float*)shared;
-  const float* x = c.x + (u64)row * c.x_stride;
-  u32 pieces = (c.k + PIECE - 1) / PIECE;
-  auto fetch = [&](u32 p) {
-    if (p < pieces) {
-      u32 left = c.k - p * PIECE;
-      const float* from = x + p * PIECE;
-      float* to = ring + p % PIECES * PIECE;
-#pragma unroll
-      for (u32 i = 0; i < PIECE / 128; i++) {
-        u32 at = (lane() + 32 * i) * 4;
-        if (at + 4 <= left) copy_async(to + at, from + at);
+  if (row >= c.rows) return;
+  float *held = (float*)shared, sum = 0.0f;
+#pragma unroll 1
+  for (u32 first = 0; first < c.k; first += HELD_ROW) {
+    const float* x = c.x + (u64)row * c.x_stride + first;
+    const u32 left = c.k - first;
+    // Beyond the end there are zeros, up to the end of a quarter: they change no sum.
+#pragma unroll 1
+    for (u32 q = 0; q < 4; q++) {
+      for (u32 at = q * QUARTER + 4 * threadIdx.x; at < (q + 1) * QUARTER && q * QUARTER < left; at += 4 * blockDim.x) {
+        if (at + 4 <= left) copy_async(held + at, x + at);
         else
-          for (u32 j = 0; j < 4; j++) to[at + j] = at + j < left ? from[at + j] : 0.0f;
+          for (u32 j = 0; j < 4; j++) held[at + j] = at + j < left ? x[at + j] : 0.0f;
       }
+      copy_commit();
     }
-    copy_commit();
-  };
-#pragma unroll 1
-  for (u32 p = 0; p + 1 < PIECES; p++) fetch(p);
-  float sum = 0.0f;
-#pragma unroll 1
-  for (u32 p = 0; p < pieces; p++) {
-    copy_wait<PIECES - 2>();
-    __syncwarp();
-    // Into the piece that all lanes have left.
-    fetch(p + PIECES - 1);
-    const float* piece = ring + p % PIECES * PIECE + lane();
-#pragma unroll
-    for (u32 i = 0; i < PIECE / 32; i++) sum = fma_rn(piece[32 * i], piece[32 * i], sum);
+    auto add = [&](u32 q) {
+      __syncthreads();
+      if (warp() != 0 || q * QUARTER >= left) return;
+      const float* from = held + q * QUARTER + lane();
+#pragma unroll 32
+      for (u32 i = 0; i < QUARTER; i += 32) sum = fma_rn(from[i], from[i], sum);
+    };
+    copy_wait<3>();
+    add(0);
+    copy_wait<2>();
+    add(1);
+    copy_wait<1>();
+    add(2);
+    copy_wait<0>();
+    add(3);
+    __syncthreads();
   }
+  if (warp() != 0) return;
   sum = tree(sum);
   if (lane() == 0) c.out[(u64)row * c.out_stride + c.n] = sum;
 }

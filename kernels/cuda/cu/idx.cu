@@ -116,19 +116,15 @@ KERNEL THREADS(128) idx_write(
 #define POOLS 64
 // Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
 #define POOL_GAP 4
-// Warps of a block, and pools of a lane.
-#define SCORE_WARPS 4
-#define LANE_POOLS 4
-
-// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp 16 of
-// them. A lane takes four heads, 8 apart, times four pools, 4 apart, so that eight fetches from shared memory serve 64 multiply-adds, and the
-// channels in order. The sum over heads is that of 16 lanes which have heads i, i + 16, ..: two of these sums are a lane's, and the 16 are
-// added in halves. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a lane one of
+// them with every second head, so that a fetch of four channels of its pool and 16 of heads, the same for all lanes, serve 64 multiply-adds, and
+// the channels in order. The sum over heads is that of 16 sums which have heads i, i + 16, .., added in halves: the last addition is of the two
+// warps that share pools. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
 KERNEL THREADS(128) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, u32* keys, u64 keys_stride) {
   SHARED_BYTES(shared);
-  // [pool][channel], then [four channels][33 heads][4]; channels are filled up with zeros to a multiple of 4, which change
+  // [pool][channel], then [four channels][33 heads][4], even heads first; channels are filled up with zeros to a multiple of 4, which change
   // no sum.
   const u32 padded = (d + 3) / 4 * 4, apart = padded + POOL_GAP;
   float *s_pool = (float*)shared, *s_q = s_pool + POOLS * apart;
@@ -149,80 +145,109 @@ KERNEL THREADS(128) idx_scores(
   const bool whole = d % 4 == 0 && (u64)key % 16 == 0 && next % 4 == 0, whole_q = d % 4 == 0 && (u64)q % 16 == 0;
   for (u32 c = 4 * lane(); c < d; c += 128) {
 #pragma unroll 4
-    for (u32 p = warp(); p < count; p += SCORE_WARPS) bring(s_pool + p * apart + c, key + p * next, c, whole);
+    for (u32 p = warp(); p < count; p += 4) bring(s_pool + p * apart + c, key + p * next, c, whole);
   }
-  float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
-  const u32 mine = lane() % 8, other = lane() / 8;
-  float sums[2][LANE_POOLS];
+  const float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
+  // Which of the block's pools, and whether even or odd heads.
+  const u32 mine = warp() / 2 * 32 + lane(), odd = warp() % 2;
+  SHARED float s_odd[POOLS];
+  float sums[8];
 #pragma unroll
-  for (u32 p = 0; p < LANE_POOLS; p++) sums[0][p] = sums[1][p] = 0.0f;
+  for (u32 j = 0; j < 8; j++) sums[j] = 0.0f;
 #pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
     for (u32 c = 4 * lane(); c < d; c += 128) {
 #pragma unroll 4
-      for (u32 h = warp(); h < 32; h += SCORE_WARPS) {
-        float* to = s_q + (c / 4 * 33 + h) * 4;
+      for (u32 h = warp(); h < 32; h += 4) {
+        float* to = s_q + (c / 4 * 33 + h % 2 * 16 + h / 2) * 4;
         if (base + h < heads) bring(to, q + (u64)(base + h) * d, c, whole_q);
         else
           for (u32 j = 0; j < 4; j++) to[j] = 0.0f;
       }
     }
     copy_commit();
-    float weight[4];
+    float weight[16], acc[16];
 #pragma unroll
-    for (u32 j = 0; j < 4; j++) weight[j] = base + mine + 8 * j < heads ? w[base + mine + 8 * j] * root : 0.0f;
+    for (u32 j = 0; j < 16; j++) {
+      u32 h = base + 2 * j + odd;
+      weight[j] = h < heads ? w[h] : 0.0f;
+      acc[j] = 0.0f;
+    }
     copy_wait<0>();
     __syncthreads();
-    float acc[4][LANE_POOLS];
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-#pragma unroll
-      for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = 0.0f;
-    }
-    const float* key = s_pool + (warp() * 4 * LANE_POOLS + other) * apart;
+    const float *key = s_pool + mine * apart, *x = s_q + odd * 64;
 #pragma unroll 2
     for (u32 c = 0; c < padded; c += 4) {
-      Float4 x[4], k[LANE_POOLS];
+      Float4 k = *(const Float4*)(key + c);
 #pragma unroll
-      for (u32 j = 0; j < 4; j++) x[j] = *(const Float4*)(s_q + (c / 4 * 33 + mine + 8 * j) * 4);
+      for (u32 j = 0; j < 16; j++) {
+        Float4 v = *(const Float4*)(x + c * 33 + 4 * j);
 #pragma unroll
-      for (u32 p = 0; p < LANE_POOLS; p++) k[p] = *(const Float4*)(key + 4 * p * apart + c);
-#pragma unroll
-      for (u32 i = 0; i < 4; i++) {
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) {
-#pragma unroll
-          for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = fma_rn(k[p].v[i], x[j].v[i], acc[j][p]);
-        }
+        for (u32 i = 0; i < 4; i++) acc[j] = fma_rn(k.v[i], v.v[i], acc[j]);
       }
     }
 #pragma unroll
-    for (u32 p = 0; p < LANE_POOLS; p++) {
-      // Heads mine and mine + 16 belong to one sum, the other two to another.
-#pragma unroll
-      for (u32 j = 0; j < 4; j++) {
-        float dot = acc[j][p] * scale;
-        dot = dot > 0.0f ? dot : 0.0f;
-        if (j < 2 || base + 16 < heads) sums[j % 2][p] = fma_rn(weight[j], dot, sums[j % 2][p]);
-      }
+    for (u32 j = 0; j < 16; j++) {
+      // Heads 2 j + odd and those 16 after them belong to one sum.
+      float dot = acc[j] * scale;
+      dot = dot > 0.0f ? dot : 0.0f;
+      if (j < 8 || base + 16 < heads) sums[j % 8] = fma_rn(weight[j] * root, dot, sums[j % 8]);
     }
   }
 #pragma unroll
-  for (u32 p = 0; p < LANE_POOLS; p++) {
-    float v = sums[0][p] + sums[1][p];
+  for (u32 half = 4; half > 0; half /= 2) {
 #pragma unroll
-    for (u32 half = 4; half > 0; half /= 2) v = v + __shfl_down_sync(ALL, v, half);
-    u32 at = warp() * 4 * LANE_POOLS + 4 * p + other;
-    if (mine == 0 && at < count) keys[blockIdx.x * keys_stride + first + at] = ordered(v);
+    for (u32 j = 0; j < half; j++) sums[j] = sums[j] + sums[j + half];
   }
+  if (odd) s_odd[mine] = sums[0];
+  __syncthreads();
+  if (!odd && mine < count) keys[blockIdx.x * keys_stride + first + mine] = ordered(sums[0] + s_odd[mine]);
 }
 
+// Pools that `place_listed` marks at a time: a word a thread.
+#define MOST_BITS (32 * 1024)
 // Keys that a thread of `idx_select` fetches at a time.
 #define FETCHED_KEYS 16
 
+// Calls `place(p, i, key)` for the chosen of a list in order of their index, which is below n: a bit each says which they are.
+template <class G> DEVICE void place_listed(u32 listed, u32 n, Threshold t, G place) {
+  SHARED u32 s_more[MOST_BITS / 32], s_same[MOST_BITS / 32];
+  const BestRoom& room = best_room();
+  const u32 threads = blockDim.x;
+  u32 done = 0, equal = 0;
+  // So many values at a time.
+#pragma unroll 1
+  for (u32 first = 0; first < n; first += MOST_BITS) {
+    for (u32 w = threadIdx.x; w < MOST_BITS / 32; w += threads) s_more[w] = s_same[w] = 0;
+    __syncthreads();
+    for (u32 j = threadIdx.x; j < listed; j += threads) {
+      u32 i = room.at[j] - first, k = room.keys[j];
+      if (room.at[j] >= first && i < MOST_BITS && k >= t.key) atomicOr(k > t.key ? &s_more[i / 32] : &s_same[i / 32], 1u << i % 32);
+    }
+    __syncthreads();
+    // A word a thread. Of those that equal the threshold the first in all.
+    const u32 word = threadIdx.x;
+    u32 more = s_more[word], same = s_same[word], all, before = sum_before(__popc(more) << 16 | __popc(same), all);
+    u32 equal_before = equal + (before & 0xffffu), place_at = done + (before >> 16) + low(equal_before, t.ties) - low(equal, t.ties);
+    u32 chosen = more;
+    while (same != 0 && equal_before < t.ties) {
+      chosen |= same & (0u - same);
+      same &= same - 1;
+      equal_before++;
+    }
+    while (chosen != 0) {
+      place(place_at++, first + 32 * word + __ffs(chosen) - 1, 0);
+      chosen &= chosen - 1;
+    }
+    done += (all >> 16) + low(equal + (all & 0xffffu), t.ties) - low(equal, t.ties);
+    equal += all & 0xffffu;
+    __syncthreads();
+  }
+}
+
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
-// positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some twenty counts by all threads; of
+// positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some three histograms; of
 // more keys than the `held` that shared memory has room for, their bytes, three times.
 KERNEL THREADS(1024) idx_select(
     const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, u32 held,
@@ -251,9 +276,13 @@ KERNEL THREADS(1024) idx_select(
       __syncthreads();
       set = here;
     }
-    place_chosen(keys_at(full, set), budget, [=](u32 place, u32 i, u32) {
+    u32 listed;
+    const Threshold t = choose(keys_at(full, set), budget, listed);
+    auto put = [=](u32 place, u32 i, u32) {
       for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
-    });
+    };
+    if (listed > LISTED) place_best(keys_at(full, set), t, put);
+    else place_listed(listed, full, t, put);
     for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
   }
   for (u32 i = count + threadIdx.x; i < longest; i += blockDim.x) list[i] = -1;

@@ -3,7 +3,7 @@
 // A few candidates:
 // - `sample_tops`: a warp finds the largest of a stretch of logits. Bound: the bytes of the logits.
 // - `sample_pick`: a block a row; no candidate is below the C-th largest of those, so only the stretches whose largest reaches it are fetched
-//   once more. Bound: latency, of two fetches and some ten counts by all threads.
+//   once more. Bound: latency, of two fetches and a histogram or two.
 // More of them:
 // - `sample_slices`: a block takes 4096 logits and keeps the best C of them.
 // - `sample_merge`: a block a row chooses among what the slices kept, and sorts it.
@@ -44,7 +44,7 @@ KERNEL THREADS(512) sample_slices(
   for (u32 i = threadIdx.x; i < count; i += SLICE_THREADS) s_slice[i] = ordered(x[i]);
   __syncthreads();
   const auto set = keys_at(count, s_slice);
-  place_best<true>(set, threshold_of(set, keep), [=](u32 place, u32 i, u32 k) {
+  place_best(set, threshold_of(set, keep), [=](u32 place, u32 i, u32 k) {
     keys[place] = k;
     places[place] = first + i;
   });
@@ -67,7 +67,7 @@ KERNEL THREADS(1024) sample_merge(
     for (u32 i = threadIdx.x; i < held; i += blockDim.x) put(i, i, kept[i]);
   } else {
     const auto set = keys_at(held, kept);
-    place_best<true>(set, threshold_of(set, c), put);
+    place_best(set, threshold_of(set, c), put);
   }
   __syncthreads();
   for (u32 size = 2; size <= room; size *= 2) {
@@ -89,12 +89,12 @@ KERNEL THREADS(1024) sample_merge(
   for (u32 i = threadIdx.x; i < wanted; i += blockDim.x) to.give(i, i < c ? keys[i] : ~0ull);
 }
 
-// Logits of a stretch, a multiple of 32, from which a lane of `sample_tops` fetches all it has at once.
+// Logits of a stretch, a power of two from 32 on, of which a lane of `sample_tops` fetches all it has at once.
 #define MOST_STRETCH 128
 
 // The largest key of each stretch, to `[row][stretch]`.
-KERNEL THREADS(256) sample_tops(const float* logits, u32 logits_stride, u32 n, u32 stretch, u32 stretches, u32* tops) {
-  u32 at = blockIdx.y * 8 + warp(), first = at * stretch;
+KERNEL THREADS(256) sample_tops(const float* logits, u32 logits_stride, u32 n, u32 shift, u32 stretches, u32* tops) {
+  const u32 at = blockIdx.y * 8 + warp(), first = at << shift, stretch = 1u << shift;
   if (at >= stretches) return;
   const float* x = logits + (u64)blockIdx.x * logits_stride;
   u32 k[MOST_STRETCH / 32], top = 0;
@@ -116,11 +116,11 @@ KERNEL THREADS(256) sample_tops(const float* logits, u32 logits_stride, u32 n, u
 
 // The c best of a row, c being at most n and 1024.
 KERNEL THREADS(1024) sample_pick(
-    const float* logits, u32 logits_stride, u32 n, const u32* tops, u32 stretch, u32 stretches, u32 c, u32 first_id, float* out,
+    const float* logits, u32 logits_stride, u32 n, const u32* tops, u32 shift, u32 stretches, u32 c, u32 first_id, float* out,
     u32 out_stride, i32* ids, u32 ids_stride, u32 wanted) {
   SHARED u64 s_keys[FOUND];
   SHARED u32 s_stretches[FOUND], s_near, s_found;
-  const u32 threads = blockDim.x;
+  const u32 threads = blockDim.x, stretch = 1u << shift;
   logits += (u64)blockIdx.x * logits_stride;
   tops += (u64)blockIdx.x * stretches;
   const Candidates to = {logits, first_id, out + (u64)blockIdx.x * out_stride, ids + (u64)blockIdx.x * ids_stride};
@@ -142,14 +142,14 @@ KERNEL THREADS(1024) sample_pick(
     }
   }
   __syncthreads();
-  const u32 near = low(s_near, FOUND) * stretch;
+  const u32 near = low(s_near, FOUND) << shift;
 #pragma unroll 1
   for (u32 base = threadIdx.x; base < near; base += NEAR_AT_ONCE * threads) {
     u32 at[NEAR_AT_ONCE], k[NEAR_AT_ONCE];
 #pragma unroll
     for (u32 j = 0; j < NEAR_AT_ONCE; j++) {
       u32 i = base + j * threads;
-      at[j] = i < near ? s_stretches[i / stretch] * stretch + i % stretch : n;
+      at[j] = i < near ? (s_stretches[i >> shift] << shift) + (i & stretch - 1) : n;
       k[j] = at[j] < n ? key(at[j]) : 0;
     }
 #pragma unroll
@@ -164,7 +164,8 @@ KERNEL THREADS(1024) sample_pick(
   u32 found = s_found;
   if (s_near > FOUND || found > FOUND) {
     // Stretches that have many large ones.
-    place_chosen(keys_by(n, key), c, [&](u32 p, u32 i, u32 k) { s_keys[p] = (u64)~k << 32 | i; });
+    const auto set = keys_by(n, key);
+    place_best(set, threshold_of(set, c), [&](u32 p, u32 i, u32 k) { s_keys[p] = (u64)~k << 32 | i; });
     found = c;
   }
   // The first of those that equal the bound.

@@ -94,8 +94,8 @@ fn some_of_the_best_that_are_left_out_are_found() {
     // Those that equal the bound.
     let found = with_fault("sample", "found < c && first < n", "found < c && first < 0", "sample.candidates");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
-    // Threads that reach the bound are fewer than the wanted.
-    let found = with_fault("idx", "{under, wanted - above}", "{under + 1, wanted - above}", "idx.select");
+    // Pools that equal the threshold.
+    let found = with_fault("idx", "same = s_same[word]", "same = 0", "idx.select");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
 

@@ -253,6 +253,13 @@ inline u32 __ballot_sync(u32, bool v) {
   return found;
 }
 inline u32 __popc(u32 v) { return __builtin_popcount(v); }
+inline i32 __clz(u32 v) { return v ? __builtin_clz(v) : 32; }
+inline i32 __ffs(u32 v) { return __builtin_ffs((i32)v); }
+inline u32 atomicOr(u32* at, u32 v) {
+  u32 before = *at;
+  *at |= v;
+  return before;
+}
 inline u32 atomicAdd(u32* at, u32 v) {
   u32 before = *at;
   *at += v;

@@ -314,9 +314,10 @@ const SLICE: usize = 4096;
 const SLICE_THREADS: u32 = 512;
 /// Most candidates of `sample_pick`; more are chosen of what the slices keep.
 const FEW_CANDIDATES: usize = 128;
-/// Logits whose largest is found first: `MOST_STRETCH` of the source, and of short rows less, so that there are enough of them.
-const fn stretch(n: usize) -> usize {
-    if n > 32_768 { 128 } else { 32 }
+/// Logits whose largest is found first, as a power of two: `MOST_STRETCH` of the source, and of short rows less, so that there are enough of
+/// them.
+const fn stretch_shift(n: usize) -> usize {
+    if n > 32_768 { 7 } else { 5 }
 }
 /// Most candidates that are sorted in shared memory.
 const MOST_CANDIDATES: usize = 8192;
@@ -336,10 +337,10 @@ pub(super) fn candidates(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     }
     let keep = count.min(n);
     if keep <= FEW_CANDIDATES {
-        let stretch = stretch(n);
-        let stretches = n.div_ceil(stretch);
+        let shift = stretch_shift(n);
+        let stretches = n.div_ceil(1 << shift);
         let tops = Scratch::pieces(&[rows * stretches * 4]).take(o.machine)?[0];
-        let size = [Arg::Word(stretch as u32), Arg::Word(stretches as u32)];
+        let size = [Arg::Word(shift as u32), Arg::Word(stretches as u32)];
         let row = [Arg::Pointer(logits.at), Arg::Word(logits.stride), Arg::Word(n as u32)];
         let args = [row[0], row[1], row[2], size[0], size[1], Arg::Pointer(tops)];
         o.launch("sample_tops", [rows, stretches.div_ceil(8), 1], 256, 0, &args)?;

@@ -146,8 +146,8 @@ const SPREAD: usize = 3;
 const fn chain_bytes(bf16: bool) -> u32 {
     (2 * 257 * 16 * if bf16 { 2 } else { 4 } + CHAIN_ROWS * 256 * 4) as u32
 }
-/// The ring in which `hc_dots` brings a row whose squares it adds: `PIECES` and `PIECE` of the source.
-const SQUARES: u32 = 8 * 1024 * 4;
+/// What `hc_dots` holds of a row whose squares it adds: `HELD_ROW` of the source.
+const SQUARES: u32 = 16_384 * 4;
 /// Shared memory of a block of EXL3 products: the rings of words of four warps (`Ring` of the source).
 const RINGS: u32 = 4 * 8 * 256 * 4;
 /// The same where four warps share a column: four times the warps, half the stages.

@@ -32,9 +32,7 @@ pub struct Limits {
 const BLOCKS: u32 = 65_536;
 
 /// Lines of the measured fetches: 4 MiB, more than a multiprocessor has, and less than the cache of any GPU that runs this.
-const NEAR: u32 = 32_768;
-/// Bytes of the measured stream for each line of the fetches from memory: an eighth of it, which no cache holds.
-const FAR: usize = 8 * 128;
+const LINES: u32 = 32_768;
 
 /// Launches a kernel of the probes.
 pub(super) fn probe(
@@ -102,29 +100,51 @@ impl Probes<'_> {
         Ok((queued, recorded))
     }
 
-    fn bandwidth(&self) -> Result<f64, CudaError> {
+    /// Reads a stretch of memory that no cache holds.
+    fn stream<T>(
+        &self,
+        work: impl FnOnce(&dyn Fn() -> Result<(), CudaError>, usize) -> Result<T, CudaError>,
+    ) -> Result<T, CudaError> {
         const EACH: u32 = 8 * 256 * 16;
         let blocks = (self.effort.stream / (EACH as usize * 16)).max(1) as u32;
         let bytes = blocks as usize * EACH as usize * 16;
         let from = self.machine.allocate("memory that is read", bytes)?;
         let args = [Arg::Pointer(from), Arg::Word(EACH), Arg::Pointer(self.out)];
-        let seconds = self.seconds(&|| probe(self.machine, "probe_read", blocks, 256, &args));
+        let done = work(&|| probe(self.machine, "probe_read", blocks, 256, &args), bytes);
         self.machine.release(from);
-        Ok(bytes as f64 / seconds?)
+        done
     }
 
-    /// Seconds of a fetch among so many lines of 128 bytes.
-    fn fetch(&self, lines: u32) -> Result<f64, CudaError> {
-        let links = self.machine.allocate("lines that lead to each other", lines as usize * 128)?;
-        let args = [Arg::Pointer(links), Arg::Word(lines), Arg::Word(12_347)];
-        let seconds = probe(self.machine, "probe_links", lines.div_ceil(256), 256, &args).and_then(|()| {
-            self.step(&|steps| {
-                let args = [Arg::Pointer(links), Arg::Word(steps), Arg::Pointer(self.out)];
-                probe(self.machine, "probe_fetches", 1, 32, &args)
-            })
+    fn bandwidth(&self) -> Result<f64, CudaError> {
+        self.stream(|read, bytes| Ok(bytes as f64 / self.seconds(read)?))
+    }
+
+    /// Seconds of a fetch: from the cache that all blocks share, and from memory.
+    fn fetches(&self) -> Result<(f64, f64), CudaError> {
+        let links = self.machine.allocate("lines that lead to each other", LINES as usize * 128)?;
+        let args = [Arg::Pointer(links), Arg::Word(LINES), Arg::Word(12_347)];
+        let chase = |steps| {
+            let args = [Arg::Pointer(links), Arg::Word(steps), Arg::Pointer(self.out)];
+            probe(self.machine, "probe_fetches", 1, 32, &args)
+        };
+        let both = probe(self.machine, "probe_links", LINES.div_ceil(256), 256, &args).and_then(|()| {
+            let near = self.step(&chase)?;
+            // Each line once, after something else has driven them all out.
+            let far = self.stream(|read, _| {
+                let mut times = [Vec::new(), Vec::new()];
+                for _ in 0..self.effort.repeats {
+                    for (steps, times) in [LINES, LINES / 4].into_iter().zip(&mut times) {
+                        read()?;
+                        times.push(self.watch.seconds(&mut || chase(steps))?);
+                    }
+                }
+                let [long, short] = times.each_mut().map(|times| median(times));
+                Ok((long - short).max(0.0) / f64::from(LINES - LINES / 4))
+            })?;
+            Ok((near, far))
         });
         self.machine.release(links);
-        seconds
+        both
     }
 
     fn rates(&self) -> Result<(f64, f64), CudaError> {
@@ -155,6 +175,7 @@ pub(super) fn measure(
         let args = [Arg::Word(steps), Arg::Float(0.7), Arg::Pointer(out)];
         probe(machine, "probe_divisions", 1, 32, &args)
     })?;
+    let (fetch, far) = probes.fetches()?;
     Ok(Limits {
         bandwidth: probes.bandwidth()?,
         rate,
@@ -163,7 +184,7 @@ pub(super) fn measure(
         recorded_launch,
         step,
         division,
-        fetch: probes.fetch(NEAR)?,
-        far: probes.fetch((effort.stream / FAR).max(256) as u32)?,
+        fetch,
+        far,
     })
 }
