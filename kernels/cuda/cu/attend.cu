@@ -65,23 +65,49 @@ template <u32 D> DEVICE u32 channel_at(u32 four, u32 which) {
 
 // Fetches rows of d channels: `count` of 32, zeros for the others and beyond d.
 template <u32 D> DEVICE void fetch_rows(float* to, const float* from, u64 stride, u32 count, u32 d) {
+  const u32 warps = MANY_THREADS / 32;
   // Eight fours a warp: pieces of 32 bytes of global memory, and 32 banks.
-  u32 which = lane() / 8;
-#pragma unroll 1
-  for (u32 row = warp(); row < MANY; row += MANY_THREADS / 32) {
-    const float* x = from + low(row, count - 1) * stride;
+  u32 which = lane() / 8, own = channel_at<D>(lane() % 8, which);
+  to += warp() * (D + 4) + lane() % 8 * 4 + which;
+  if (count == MANY && d == D) {
+    from += warp() * stride + own;
 #pragma unroll 2
-    for (u32 base = 0; base < D / 4; base += 8) {
-      u32 four = base + lane() % 8, channel = channel_at<D>(four, which);
-      bool there = row < count && channel < d;
-      copy_async_one(to + row * (D + 4) + four * 4 + which, x + (there ? channel : 0), there);
+    for (u32 i = 0; i < MANY / warps; i++) {
+#pragma unroll
+      for (u32 four = 0; four < D / 4; four += 8) copy_async_one(to + four * 4, from + channel_at<D>(four, 0), true);
+      to += warps * (D + 4);
+      from += warps * stride;
     }
+    return;
+  }
+#pragma unroll 1
+  for (u32 row = warp(); row < MANY; row += warps) {
+    const float* x = from + (u64)low(row, count - 1) * stride;
+#pragma unroll 1
+    for (u32 four = 0; four < D / 4; four += 8) {
+      u32 channel = channel_at<D>(four, 0) + own;
+      bool there = row < count && channel < d;
+      copy_async_one(to + four * 4, x + (there ? channel : 0), there);
+    }
+    to += warps * (D + 4);
   }
 }
 
 // Fetches the values of `count` keys, v channels each.
 template <u32 V> DEVICE void fetch_values(float* to, const float* from, u64 stride, u32 count, u32 v) {
-  if ((((u64)from | stride * 4 | v * 4) & 15) == 0) {
+  bool quads = (((u64)from | stride * 4 | v * 4) & 15) == 0;
+  if (quads && count == SPAN && v == V) {
+    const u32 keys = MANY_THREADS * 4 / V;
+    to += threadIdx.x * 4;
+    from += threadIdx.x / (V / 4) * stride + threadIdx.x % (V / 4) * 4;
+#pragma unroll 4
+    for (u32 i = 0; i < SPAN / keys; i++) {
+      copy_async(to, from);
+      to += keys * V;
+      from += keys * stride;
+    }
+  } else if (quads) {
+#pragma unroll 1
     for (u32 i = threadIdx.x; i < SPAN * V / 4; i += MANY_THREADS) {
       u32 key = i / (V / 4), c = i % (V / 4) * 4;
       if (key < count && c < v) copy_async(to + key * V + c, from + key * stride + c);
@@ -182,10 +208,11 @@ template <u32 D, u32 V> DEVICE void attend_many(const Round* round, const Attend
   u32 seen = o.whole ? round->seq_rows[block.seq] : round->positions[o.first_row + block.first] + 1, more = o.whole ? 0 : 1;
   u32 longest = seen + (block.count - 1) * more;
   const float* base = cache.row(slot, parity, 0) + head * width;
-  u64 stride = cache.row_bytes / 4;
-  auto fetch_keys = [&](u32 first) { fetch_rows<D>(s_k, base + first * stride, stride, low(SPAN, longest - first), o.d); };
+  // Fits: heads are fewer than 65,536, of 512 numbers at most.
+  u32 stride = (u32)(cache.row_bytes / 4);
+  auto fetch_keys = [&](u32 first) { fetch_rows<D>(s_k, base + (u64)first * stride, stride, low(SPAN, longest - first), o.d); };
   auto fetch_span_values = [&](u32 first) {
-    fetch_values<V>(s_v, base + first * stride + o.d, stride, low(SPAN, longest - first), o.v);
+    fetch_values<V>(s_v, base + (u64)first * stride + o.d, stride, low(SPAN, longest - first), o.v);
     copy_commit();
   };
   fetch_rows<D>(s_q, o.q + block.first * o.q_stride + head * o.d, o.q_stride, block.count, o.d);
