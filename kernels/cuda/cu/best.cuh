@@ -1,6 +1,6 @@
 // The best of many values, by one block of threads: how `idx.select` and `sample.candidates` choose.
 //
-// A set has a key for each of its values, which every look at it fetches anew. Value t * threads + i of a chunk belongs to thread i. Loops
+// A set has a key for each of its values, which every look at it fetches anew (`Keys`), or which the threads hold (`Held`). Value t * threads + i of a chunk belongs to thread i. Loops
 // stay loops: where one block does everything once, the time to fetch instructions counts.
 //
 // `choose` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set, and of
@@ -27,6 +27,18 @@ template <class F> struct Keys {
         if (base + j < turns) look(base + j, first + (base + j) * blockDim.x + threadIdx.x, k[j]);
       }
     }
+  }
+};
+// The same of keys in memory that the threads hold, N each.
+template <u32 N> struct Held {
+  u32 n, keys[N];
+  DEVICE Held(u32 n, const u32* at) : n(n) {
+#pragma unroll
+    for (u32 t = 0; t < N; t++) keys[t] = at[low(t * blockDim.x + threadIdx.x, n - 1)];
+  }
+  template <class G> DEVICE void look(u32 first, u32, G look) const {
+#pragma unroll
+    for (u32 t = 0; t < N; t++) look(t, first + t * blockDim.x + threadIdx.x, keys[t]);
   }
 };
 template <class F> DEVICE Keys<F> keys_by(u32 n, F key) { return {n, key}; }
@@ -210,9 +222,9 @@ template <class S, class G> DEVICE void place_best(const S& set, Threshold t, G 
   }
 }
 
-// What separates the `count` best values of a set, `count` being below their number. `listed`: keys and places of a list that has them all,
+// What separates the `count` best values of a set, `count` being below their number; `all` are the same values. `listed`: keys and places of a list that has them all,
 // in any order; more than `LISTED`: there is none.
-template <class S> DEVICE Threshold choose(const S& set, u32 count, u32& listed) {
+template <class S, class A> DEVICE Threshold choose(const S& set, const A& all, u32 count, u32& listed) {
   BestRoom& room = best_room();
   const u32 n = set.n, threads = blockDim.x, turns = (n + threads - 1) / threads;
   u32 mine = 0, top;
@@ -235,7 +247,7 @@ template <class S> DEVICE Threshold choose(const S& set, u32 count, u32& listed)
     __syncthreads();
     listed = room.listed;
   }
-  if (listed > LISTED) return threshold_of(set, count);
+  if (listed > LISTED) return threshold_of(all, count);
   const u32 own[2] = {
       threadIdx.x < listed ? room.keys[threadIdx.x] : 0, threads + threadIdx.x < listed ? room.keys[threads + threadIdx.x] : 0};
   return separated(own, bottom, top, count, 0);

@@ -116,15 +116,18 @@ KERNEL THREADS(128) idx_write(
 #define POOLS 64
 // Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
 #define POOL_GAP 4
-// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a lane one of
-// them with every second head, so that a fetch of four channels of its pool and 16 of heads, the same for all lanes, serve 64 multiply-adds, and
-// the channels in order. The sum over heads is that of 16 sums which have heads i, i + 16, .., added in halves: the last addition is of the two
-// warps that share pools. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
+// Pools of a lane.
+#define LANE_POOLS 2
+
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp all of them
+// with every fourth head, so that the fetches of four channels of a lane's two pools and, the same for all lanes, of eight heads serve 64
+// multiply-adds, and the channels in order. The sum over heads is that of 16 sums which have heads i, i + 16, .., added in halves: the last two
+// additions are of the warps'. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
 KERNEL THREADS(128) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, Cache pools, u32* keys, u64 keys_stride) {
   SHARED_BYTES(shared);
-  // [pool][channel], then [four channels][33 heads][4], even heads first; channels are filled up with zeros to a multiple of 4, which change
+  // [pool][channel], then [four channels][33 heads][4], a warp's heads together; channels are filled up with zeros to a multiple of 4, which change
   // no sum.
   const u32 padded = (d + 3) / 4 * 4, apart = padded + POOL_GAP;
   float *s_pool = (float*)shared, *s_q = s_pool + POOLS * apart;
@@ -148,67 +151,79 @@ KERNEL THREADS(128) idx_scores(
     for (u32 p = warp(); p < count; p += 4) bring(s_pool + p * apart + c, key + p * next, c, whole);
   }
   const float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
-  // Which of the block's pools, and whether even or odd heads.
-  const u32 mine = warp() / 2 * 32 + lane(), odd = warp() % 2;
-  SHARED float s_odd[POOLS];
-  float sums[8];
+  SHARED float s_sums[4][POOLS];
+  float sums[4][LANE_POOLS];
 #pragma unroll
-  for (u32 j = 0; j < 8; j++) sums[j] = 0.0f;
+  for (u32 j = 0; j < 4; j++) {
+#pragma unroll
+    for (u32 p = 0; p < LANE_POOLS; p++) sums[j][p] = 0.0f;
+  }
 #pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
     for (u32 c = 4 * lane(); c < d; c += 128) {
 #pragma unroll 4
-      for (u32 h = warp(); h < 32; h += 4) {
-        float* to = s_q + (c / 4 * 33 + h % 2 * 16 + h / 2) * 4;
+      for (u32 j = warp(); j < 32; j += 4) {
+        // Every block begins with another head, so that they do not all ask for the same line.
+        u32 h = (j + blockIdx.y) % 32;
+        float* to = s_q + (c / 4 * 33 + h % 4 * 8 + h / 4) * 4;
         if (base + h < heads) bring(to, q + (u64)(base + h) * d, c, whole_q);
         else
-          for (u32 j = 0; j < 4; j++) to[j] = 0.0f;
+          for (u32 i = 0; i < 4; i++) to[i] = 0.0f;
       }
     }
     copy_commit();
-    float weight[16], acc[16];
+    float weight[8], acc[8][LANE_POOLS];
 #pragma unroll
-    for (u32 j = 0; j < 16; j++) {
-      u32 h = base + 2 * j + odd;
+    for (u32 j = 0; j < 8; j++) {
+      u32 h = base + 4 * j + warp();
       weight[j] = h < heads ? w[h] : 0.0f;
-      acc[j] = 0.0f;
+#pragma unroll
+      for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = 0.0f;
     }
     copy_wait<0>();
     __syncthreads();
-    const float *key = s_pool + mine * apart, *x = s_q + odd * 64;
+    const float *key = s_pool + lane() * apart, *x = s_q + warp() * 32;
 #pragma unroll 2
     for (u32 c = 0; c < padded; c += 4) {
-      Float4 k = *(const Float4*)(key + c);
+      Float4 k[LANE_POOLS], v[8];
 #pragma unroll
-      for (u32 j = 0; j < 16; j++) {
-        Float4 v = *(const Float4*)(x + c * 33 + 4 * j);
+      for (u32 p = 0; p < LANE_POOLS; p++) k[p] = *(const Float4*)(key + 32 * p * apart + c);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) acc[j] = fma_rn(k.v[i], v.v[i], acc[j]);
+      for (u32 j = 0; j < 8; j++) v[j] = *(const Float4*)(x + c * 33 + 4 * j);
+#pragma unroll
+      for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+#pragma unroll
+          for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = fma_rn(k[p].v[i], v[j].v[i], acc[j][p]);
+        }
       }
     }
 #pragma unroll
-    for (u32 j = 0; j < 16; j++) {
-      // Heads 2 j + odd and those 16 after them belong to one sum.
-      float dot = acc[j] * scale;
-      dot = dot > 0.0f ? dot : 0.0f;
-      if (j < 8 || base + 16 < heads) sums[j % 8] = fma_rn(weight[j] * root, dot, sums[j % 8]);
+    for (u32 j = 0; j < 8; j++) {
+      // Heads 4 j + warp and those 16 after them belong to one sum.
+#pragma unroll
+      for (u32 p = 0; p < LANE_POOLS; p++) {
+        float dot = acc[j][p] * scale;
+        dot = dot > 0.0f ? dot : 0.0f;
+        if (j < 4 || base + 16 < heads) sums[j % 4][p] = fma_rn(weight[j] * root, dot, sums[j % 4][p]);
+      }
     }
   }
 #pragma unroll
-  for (u32 half = 4; half > 0; half /= 2) {
-#pragma unroll
-    for (u32 j = 0; j < half; j++) sums[j] = sums[j] + sums[j + half];
-  }
-  if (odd) s_odd[mine] = sums[0];
+  for (u32 p = 0; p < LANE_POOLS; p++) s_sums[warp()][32 * p + lane()] = (sums[0][p] + sums[2][p]) + (sums[1][p] + sums[3][p]);
   __syncthreads();
-  if (!odd && mine < count) keys[blockIdx.x * keys_stride + first + mine] = ordered(sums[0] + s_odd[mine]);
+  const u32 mine = threadIdx.x;
+  if (mine >= count) return;
+  float sum = (s_sums[0][mine] + s_sums[2][mine]) + (s_sums[1][mine] + s_sums[3][mine]);
+  keys[blockIdx.x * keys_stride + first + mine] = ordered(sum);
 }
 
 // Pools that `place_listed` marks at a time: a word a thread.
 #define MOST_BITS (32 * 1024)
-// Keys that a thread of `idx_select` fetches at a time.
-#define FETCHED_KEYS 16
+// Keys that a thread of `idx_select` can hold.
+#define HELD 16
 
 // Calls `place(p, i, key)` for the chosen of a list in order of their index, which is below n: a bit each says which they are.
 template <class G> DEVICE void place_listed(u32 listed, u32 n, Threshold t, G place) {
@@ -248,10 +263,9 @@ template <class G> DEVICE void place_listed(u32 listed, u32 n, Threshold t, G pl
 
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
 // positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some three histograms; of
-// more keys than the `held` that shared memory has room for, their bytes, three times.
+// more keys than the threads can hold, their bytes, twice.
 KERNEL THREADS(1024) idx_select(
-    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, u32 held,
-    i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
+    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
   u32 row = first_row + blockIdx.x, visible = round->positions[row] + 1, full = visible / pool;
   i32* list = lists + (u64)blockIdx.x * lists_stride;
   keys += blockIdx.x * keys_stride;
@@ -260,28 +274,15 @@ KERNEL THREADS(1024) idx_select(
     for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
   } else {
     count = budget * pool + visible - full * pool;
-    const u32* set = keys;
-    if (full <= held) {
-      SHARED_BYTES(shared);
-      u32* here = (u32*)shared;
-      for (u32 base = threadIdx.x; base < full; base += FETCHED_KEYS * blockDim.x) {
-        u32 k[FETCHED_KEYS];
-#pragma unroll
-        for (u32 j = 0; j < FETCHED_KEYS; j++) k[j] = keys[low(base + j * blockDim.x, full - 1)];
-#pragma unroll
-        for (u32 j = 0; j < FETCHED_KEYS; j++) {
-          if (base + j * blockDim.x < full) here[base + j * blockDim.x] = k[j];
-        }
-      }
-      __syncthreads();
-      set = here;
-    }
+    const auto all = keys_at(full, keys);
     u32 listed;
-    const Threshold t = choose(keys_at(full, set), budget, listed);
+    Threshold t;
+    if (full <= HELD * blockDim.x) t = choose(Held<HELD>(full, keys), all, budget, listed);
+    else t = choose(all, all, budget, listed);
     auto put = [=](u32 place, u32 i, u32) {
       for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
     };
-    if (listed > LISTED) place_best(keys_at(full, set), t, put);
+    if (listed > LISTED) place_best(all, t, put);
     else place_listed(listed, full, t, put);
     for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
   }

@@ -192,7 +192,7 @@ struct Mix {
 // read for that. With as many taps as are known here, all loads are under way at once.
 template <u32 EACH>
 DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 row, u32 first, float (&v)[3][EACH], float (&x)[3][EACH][TAPS]) {
-  const bool known = o.z.taps == TAPS;
+  const bool known = o.z.taps == TAPS && (u64)o.conv % 16 == 0;
   float weight[3][EACH][TAPS];
 #pragma unroll
   for (u32 g = 0; g < 3; g++) {
@@ -201,17 +201,21 @@ DEVICE void convolved(const Mix& o, const float* window, const float* rows, u32 
       u32 column = g * o.z.channels() + first + 32 * e;
       v[g][e] = 0.0f;
       if (known) {
+        Float4 four = *(const Float4*)(o.conv + (u64)column * TAPS);
 #pragma unroll
         for (u32 j = 0; j < TAPS; j++) {
-          weight[g][e][j] = o.conv[(u64)column * TAPS + j];
+          weight[g][e][j] = four.v[j];
           x[g][e][j] = raw_of(o.z, window, rows, o.qkv_stride, row + j, column);
         }
       } else {
         for (u32 j = 0; j < o.z.taps; j++) {
           v[g][e] = fma_rn(o.conv[(u64)column * o.z.taps + j], raw_of(o.z, window, rows, o.qkv_stride, row + j, column), v[g][e]);
         }
-        // The row itself.
-        x[g][e][TAPS - 1] = raw_of(o.z, window, rows, o.qkv_stride, row + o.z.taps - 1, column);
+        // The row itself, and with as many taps those before it.
+#pragma unroll
+        for (u32 j = 0; j < TAPS; j++) {
+          if (j + 1 == TAPS || o.z.taps == TAPS) x[g][e][j] = raw_of(o.z, window, rows, o.qkv_stride, row + o.z.taps + j - TAPS, column);
+        }
       }
     }
   }
@@ -339,7 +343,7 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
         // Through the place of a row that there is not; every warp adds all channels.
         batch.q[1][c] = v[0][0];
         batch.k[1][c] = v[1][0];
-        part_barrier(K);
+        part_barrier<K>();
         float all[2][each];
 #pragma unroll
         for (u32 e = 0; e < each; e++) {

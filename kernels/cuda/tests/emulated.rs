@@ -101,7 +101,7 @@ fn some_of_the_best_that_are_left_out_are_found() {
 
 #[test]
 fn a_row_whose_length_is_taken_before_it_is_there_is_found() {
-    let found = with_fault("kda", "        part_barrier(K);\n", "", "kda.mix");
+    let found = with_fault("kda", "        part_barrier<K>();\n", "", "kda.mix");
     assert!(!found.is_empty());
 }
 

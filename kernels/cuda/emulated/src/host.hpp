@@ -194,7 +194,7 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define ALL 0xffffffffu
 
 inline void block_barrier() { host::block_barrier(); }
-inline void part_barrier(u32 count) { host::part_barrier(count); }
+template <u32 COUNT> void part_barrier() { host::part_barrier(COUNT); }
 inline void __syncthreads() { host::block_barrier(); }
 inline void __syncwarp() { host::warp_barrier(); }
 template <class T> T __shfl_xor_sync(u32, T v, u32 mask) { return host::exchange(v, threadIdx.x % 32 ^ mask); }

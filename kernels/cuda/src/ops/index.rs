@@ -14,8 +14,6 @@ const MAX_POOL: usize = 16;
 const POOLS: usize = 64;
 /// Numbers between pools in its shared memory: `POOL_GAP` of the source.
 const POOL_GAP: usize = 4;
-/// Keys that `idx_select` holds in shared memory at most: more are fetched from memory several times.
-const HELD: usize = 16_384;
 /// Widest head of the indexer that fits the shared memory of a block of `idx_scores`, and sixteen of them that of `idx_write`.
 const MAX_WIDTH: usize = 240;
 
@@ -106,7 +104,6 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     let padded = width.next_multiple_of(4);
     let shared = (POOLS * (padded + POOL_GAP) + 33 * padded) * 4;
     o.launch("idx_scores", [rows, stride / POOLS, 1], 128, shared as u32, &args)?;
-    let held = stride.min(HELD);
     let args = [
         round,
         first_row,
@@ -115,11 +112,10 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Word(longest as u32),
         Arg::Pointer(scores),
         Arg::Long(stride as u64),
-        Arg::Word(held as u32),
         Arg::Pointer(lists.at),
         Arg::Word(lists.stride),
         Arg::Pointer(counts.at),
         Arg::Word(counts.stride),
     ];
-    o.launch("idx_select", [rows, 1, 1], 1024, held as u32 * 4, &args)
+    o.launch("idx_select", [rows, 1, 1], 1024, 0, &args)
 }
