@@ -137,18 +137,24 @@ KERNEL THREADS(128) idx_scores(
   u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  // Numbers `c ..` of a row, up to the next multiple of 4: in one piece, where rows begin on multiples of 16 bytes.
-  auto bring = [=](float* to, const float* from, u32 c, bool whole) {
-    if (whole) copy_async(to, from + c);
-    else
-      for (u32 j = 0; j < 4; j++) to[j] = c + j < d ? from[c + j] : 0.0f;
+  // Rows of d numbers that begin on multiples of 16 bytes come without passing through registers; of others number by number.
+  auto bring = [=](float* to, const float* from, u32 c) {
+    for (u32 j = 0; j < 4; j++) to[j] = c + j < d ? from[c + j] : 0.0f;
   };
   const float* key = pools.row(slot, parity, first);
   const u64 next = pools.row_bytes / 4;
   const bool whole = d % 4 == 0 && (u64)key % 16 == 0 && next % 4 == 0, whole_q = d % 4 == 0 && (u64)q % 16 == 0;
+#pragma unroll 1
   for (u32 c = 4 * lane(); c < d; c += 128) {
+    const float* from = key + warp() * next;
+    float* to = s_pool + warp() * apart;
+    if (whole) {
 #pragma unroll 4
-    for (u32 p = warp(); p < count; p += 4) bring(s_pool + p * apart + c, key + p * next, c, whole);
+      for (u32 p = warp(); p < count; p += 4, from += 4 * next, to += 4 * apart) copy_async(to + c, from + c);
+    } else {
+#pragma unroll 1
+      for (u32 p = warp(); p < count; p += 4, from += 4 * next, to += 4 * apart) bring(to + c, from, c);
+    }
   }
   const float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
   SHARED float s_sums[4][POOLS];
@@ -161,15 +167,24 @@ KERNEL THREADS(128) idx_scores(
 #pragma unroll 1
   for (u32 base = 0; base < heads; base += 32) {
     __syncthreads();
+    // Every block begins with another head, so that they do not all ask for the same line.
+    const u32 turned = blockIdx.y % 32;
+#pragma unroll 1
     for (u32 c = 4 * lane(); c < d; c += 128) {
+      auto place = [=](u32 h) { return s_q + (c / 4 * 33 + h % 4 * 8 + h / 4) * 4; };
+      if (whole_q && base + 32 <= heads) {
 #pragma unroll 4
-      for (u32 j = warp(); j < 32; j += 4) {
-        // Every block begins with another head, so that they do not all ask for the same line.
-        u32 h = (j + blockIdx.y) % 32;
-        float* to = s_q + (c / 4 * 33 + h % 4 * 8 + h / 4) * 4;
-        if (base + h < heads) bring(to, q + (u64)(base + h) * d, c, whole_q);
-        else
-          for (u32 i = 0; i < 4; i++) to[i] = 0.0f;
+        for (u32 j = warp(); j < 32; j += 4) {
+          u32 h = (j + turned) % 32;
+          copy_async(place(h), q + (base + h) * d + c);
+        }
+      } else {
+#pragma unroll 1
+        for (u32 h = warp(); h < 32; h += 4) {
+          if (base + h < heads) bring(place(h), q + (base + h) * d, c);
+          else
+            for (u32 i = 0; i < 4; i++) place(h)[i] = 0.0f;
+        }
       }
     }
     copy_commit();

@@ -261,8 +261,9 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
   const float *rows = o.qkv + start * o.qkv_stride, *window = windows.row(at.slot, at.parity, 0);
   const u32 head = at.head;
 
-  // `count` channels `first`, `first` + 32, .. of a row, to place w of a batch. `lengths` gives what q and k are to be multiplied with.
-  auto prepare = [&](auto count, u32 row, Batch<K>& to, u32 w, u32 first, auto lengths) {
+  // `count` channels `first`, `first` + 32, .. of a row, to place w of a batch. `lengths` gives what q and k are to be multiplied with;
+  // `ready` is called when the batch has them, and before what later calls need is stored.
+  auto prepare = [&](auto count, u32 row, Batch<K>& to, u32 w, u32 first, auto lengths, auto ready) {
     constexpr u32 EACH = decltype(count)::value;
     float v[3][EACH], x[3][EACH][TAPS], decay[EACH], gate[EACH], q_inverse, k_inverse;
     const u32 column = head * K + first;
@@ -281,43 +282,45 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
       gate[e] = sigmoid_of(gate[e]);
     }
     lengths(v, q_inverse, k_inverse);
-    float* kept = o.record ? replay.row(at.slot, 0, row) + column : nullptr;
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
       const u32 c = first + 32 * e;
-      const float k = v[1][e] * k_inverse;
+      v[1][e] = v[1][e] * k_inverse;
       to.q[w][c] = v[0][e] * q_inverse * root;
-      to.k[w][c] = k;
+      to.k[w][c] = v[1][e];
       to.v[w][c] = v[2][e];
       to.decay[w][c] = decay[e];
       to.gate[w][c] = gate[e];
-      if (kept) {
+    }
+    if (first == 0) to.beta[w] = beta;
+    ready();
+    if (o.record) {
+      float* kept = replay.row(at.slot, 0, row) + column;
+#pragma unroll
+      for (u32 e = 0; e < EACH; e++) {
 #pragma unroll
         for (u32 g = 0; g < 3; g++) kept[g * channels + 32 * e] = x[g][e][TAPS - 1];
-        kept[3 * channels + 32 * e] = k;
+        kept[3 * channels + 32 * e] = v[1][e];
         kept[4 * channels + 32 * e] = v[2][e];
         kept[5 * channels + 32 * e] = decay[e];
       }
-      // The window of a sequence of one row: what its convolution has read, but for the first.
-      if (EACH == 1 && at.rows == 1 && o.z.taps == TAPS) {
-        float* next = windows.row(at.slot, 1 - at.parity, 0) + column;
-#pragma unroll
-        for (u32 j = 1; j < TAPS; j++) {
-#pragma unroll
-          for (u32 g = 0; g < 3; g++) next[((j - 1) * 3 + g) * channels] = x[g][e][j];
-        }
-      }
+      if (first == 0) kept[6 * channels + head - column] = beta;
     }
-    if (first == 0) {
-      to.beta[w] = beta;
-      if (kept) kept[6 * channels + head - column] = beta;
+    // The window of a sequence of one row: what its convolution has read, but for the first.
+    if (EACH == 1 && at.rows == 1 && o.z.taps == TAPS) {
+      float* next = windows.row(at.slot, 1 - at.parity, 0) + column;
+#pragma unroll
+      for (u32 j = 1; j < TAPS; j++) {
+#pragma unroll
+        for (u32 g = 0; g < 3; g++) next[((j - 1) * 3 + g) * channels] = x[g][0][j];
+      }
     }
   };
   auto load = [&](u32 row, Batch<K>& to, u32 w) {
     prepare(Count<each>(), row, to, w, lane(), [](const float (&v)[3][each], float& q, float& k) {
       q = inverse_length(warp_squares(v[0]));
       k = inverse_length(warp_squares(v[1]));
-    });
+    }, [] {});
   };
   // Output norm and gate: the factor of a row.
   auto factor = [&](const Batch<K>& from, u32 w) {
@@ -338,11 +341,17 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
   auto last = [&] { slide<K>(o.z, head, window, rows, o.qkv_stride, at.rows, windows.row(at.slot, 1 - at.parity, 0)); };
   auto single = [&](Batch<K>& batch) {
     const u32 c = threadIdx.x - K;
+    // Lanes that went different ways meet before the barrier does.
+    auto ready = [] {
+      __syncwarp();
+      block_barrier();
+    };
     if (c < K) {
       prepare(Count<1>(), 0, batch, 0, c, [&](const float (&v)[3][1], float& q, float& k) {
         // Through the place of a row that there is not; every warp adds all channels.
         batch.q[1][c] = v[0][0];
         batch.k[1][c] = v[1][0];
+        __syncwarp();
         part_barrier<K>();
         float all[2][each];
 #pragma unroll
@@ -352,9 +361,10 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
         }
         q = inverse_length(warp_squares(all[0]));
         k = inverse_length(warp_squares(all[1]));
-      });
+      }, ready);
+    } else {
+      ready();
     }
-    block_barrier();
     if (o.z.taps != TAPS) last();
     float norm = c < K ? o.o_norm[c] : 0.0f;
     block_barrier();

@@ -156,8 +156,11 @@ inline void run(Dim grid, Dim block, u32 shared, u64 seed, void (*body)(void*), 
           for (Fiber& f : m.fibers)
             if (!f.done && f.block_turn == least_block && f.warp_turn < least_warp[f.index / LANES])
               least_warp[f.index / LANES] = f.warp_turn;
+          // A warp in four sits a sweep out: one may be far ahead of another.
+          u64 idle = m.random() & m.random();
           for (u32 i : order) {
             Fiber& f = m.fibers[i];
+            if (idle >> i / LANES & 1) continue;
             if (f.done || f.block_turn > least_block || f.warp_turn > least_warp[i / LANES]) continue;
             resume(f);
             if (f.done) left--;
