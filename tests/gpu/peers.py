@@ -148,17 +148,14 @@ def products():
 
 def layers():
     """Decode steps after 1,024 tokens. A cache of linear layers alone is refused, so those are timed before one with attention."""
-    full = "deepseek_sparse_attention"
-    try:
-        alone = layer([full], ["sparse"])
-        say("transformers glm5_next, sparse attention and experts", alone)
-    except Exception:
-        left_out("transformers glm5_next, sparse attention and experts")
-        return
-    for name, kind in [("linear attention and dense", "dense"), ("linear attention and experts", "sparse")]:
+    attention, linear = "deepseek_sparse_attention", "linear_attention"
+    for name, kinds, feed_forward in [
+        ("sparse attention and experts", [attention], ["sparse"]),
+        ("linear attention and dense, then sparse attention and experts", [linear, attention], ["dense", "sparse"]),
+        ("linear attention and experts, then sparse attention and experts", [linear, attention], ["sparse", "sparse"]),
+    ]:
         try:
-            both = layer(["linear_attention", full], [kind, "sparse"])
-            say(f"transformers glm5_next, {name}", both - alone, both=round(both, 2))
+            say(f"transformers glm5_next, {name}", layer(kinds, feed_forward))
         except Exception:
             left_out(f"transformers glm5_next, {name}")
 

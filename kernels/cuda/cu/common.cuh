@@ -92,8 +92,6 @@ DEVICE u32 funnel(u32 high, u32 low, u32 shift) { return __funnelshift_l(low, hi
 DEVICE u32 bytes_of(u32 a, u32 b, u32 which) { return __byte_perm(a, b, which); }
 // Waits for all warps of the block, which may do so at different places.
 DEVICE void block_barrier() { asm volatile("bar.sync 0;" ::: "memory"); }
-// The same for COUNT threads of the block, whole warps.
-template <u32 COUNT> DEVICE void part_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(COUNT) : "memory"); }
 // Keeps the compiler from moving loads and stores past this place.
 DEVICE void keep_order() { asm volatile("" ::: "memory"); }
 // A number from the second-level cache, though the first may have it.

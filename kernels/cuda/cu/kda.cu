@@ -112,7 +112,7 @@ struct Where {
 // The rows of a block's sequence, in batches. `load` puts row r into place `w` of a batch, by helping warp w; `unload`
 // takes its output; `last` is done by the helpers once. In step b the helpers load batch b and unload batch b - 2, whose
 // places they had, while batch b - 1 goes through the recurrence. The two parts are apart, so that the helpers have the
-// registers that a column takes. `single` is all that the helpers do for one row, with OUT, and comes to two barriers.
+// registers that a column takes. `single` is all that the helpers do for one row, with OUT, and comes to three barriers.
 template <u32 K, bool OUT, class L, class U, class F, class S>
 DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last, S single) {
   SHARED Batch<K> s_batch[2];
@@ -141,6 +141,7 @@ DEVICE void recur(const Where& at, const Cache& states, L load, U unload, F last
   float m[K];
 #pragma unroll
   for (u32 d = 0; d < K; d++) m[d] = from[d * 32];
+  if (OUT && at.rows == 1) block_barrier();
   block_barrier();
 #pragma unroll 1
   for (u32 b = 0; b < batches; b++) {
@@ -276,15 +277,17 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
     const float rate = exp_of(o.a_log[head]), beta = sigmoid_of(o.b[(start + row) * o.b_stride + head]);
     convolved<EACH>(o, window, rows, row, column, v, x);
     const float root = div_rn(1.0f, sqrt_rn((float)K));
-#pragma unroll
-    for (u32 e = 0; e < EACH; e++) {
+    // A channel a thread: before the others are waited for. Several: afterwards, which takes fewer registers.
+    auto gates = [&](u32 e) {
       decay[e] = decay_of(o, rate, decay[e]);
       gate[e] = sigmoid_of(gate[e]);
-    }
+    };
+    if constexpr (EACH == 1) gates(0);
     lengths(v, q_inverse, k_inverse);
 #pragma unroll
     for (u32 e = 0; e < EACH; e++) {
       const u32 c = first + 32 * e;
+      if constexpr (EACH > 1) gates(e);
       v[1][e] = v[1][e] * k_inverse;
       to.q[w][c] = v[0][e] * q_inverse * root;
       to.k[w][c] = v[1][e];
@@ -322,26 +325,26 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
       k = inverse_length(warp_squares(v[1]));
     }, [] {});
   };
-  // Output norm and gate: the factor of a row.
-  auto factor = [&](const Batch<K>& from, u32 w) {
-    float core[each];
+  // A lane's outputs of a row, and the factor of their norm.
+  auto factor = [&](const Batch<K>& from, u32 w, float (&core)[each]) {
 #pragma unroll
     for (u32 e = 0; e < each; e++) core[e] = from.v[w][32 * e + lane()];
     return rms_factor(warp_squares(core), K, o.eps);
   };
+  // Output norm and gate.
   auto unload = [&](u32 row, const Batch<K>& from, u32 w) {
-    float r = factor(from, w);
+    float core[each], r = factor(from, w, core);
     float* out = o.out + (start + row) * o.out_stride + head * K;
 #pragma unroll
     for (u32 e = 0; e < each; e++) {
       u32 c = 32 * e + lane();
-      out[c] = from.v[w][c] * r * o.o_norm[c] * from.gate[w][c];
+      out[c] = core[e] * r * o.o_norm[c] * from.gate[w][c];
     }
   };
   auto last = [&] { slide<K>(o.z, head, window, rows, o.qkv_stride, at.rows, windows.row(at.slot, 1 - at.parity, 0)); };
   auto single = [&](Batch<K>& batch) {
     const u32 c = threadIdx.x - K;
-    // Lanes that went different ways meet before the barrier does.
+    // Lanes that went different ways meet first.
     auto ready = [] {
       __syncwarp();
       block_barrier();
@@ -351,8 +354,7 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
         // Through the place of a row that there is not; every warp adds all channels.
         batch.q[1][c] = v[0][0];
         batch.k[1][c] = v[1][0];
-        __syncwarp();
-        part_barrier<K>();
+        ready();
         float all[2][each];
 #pragma unroll
         for (u32 e = 0; e < each; e++) {
@@ -364,11 +366,13 @@ template <u32 K> DEVICE void mix(const Mix& o, const Cache& states, const Cache&
       }, ready);
     } else {
       ready();
+      ready();
     }
     if (o.z.taps != TAPS) last();
     float norm = c < K ? o.o_norm[c] : 0.0f;
     block_barrier();
-    if (c < K) o.out[start * o.out_stride + head * K + c] = batch.v[0][c] * factor(batch, 0) * norm * batch.gate[0][c];
+    float core[each];
+    if (c < K) o.out[start * o.out_stride + head * K + c] = batch.v[0][c] * factor(batch, 0, core) * norm * batch.gate[0][c];
   };
   recur<K, true>(at, states, load, unload, last, single);
 }

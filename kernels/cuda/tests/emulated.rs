@@ -101,7 +101,12 @@ fn some_of_the_best_that_are_left_out_are_found() {
 
 #[test]
 fn a_row_whose_length_is_taken_before_it_is_there_is_found() {
-    let found = with_fault("kda", "        part_barrier<K>();\n", "", "kda.mix");
+    let found = with_fault(
+        "kda",
+        "batch.k[1][c] = v[1][0];\n        ready();",
+        "batch.k[1][c] = v[1][0];",
+        "kda.mix",
+    );
     assert!(!found.is_empty());
 }
 

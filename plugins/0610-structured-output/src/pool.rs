@@ -1,13 +1,13 @@
 //! Threads that fill masks while a forward runs.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a thread that has done something looks for more before it sleeps. The next mask of a small model comes within that time,
-/// and to wake a thread may cost the round more than to fill a mask.
-const LOOKING: Duration = Duration::from_millis(2);
+/// How long a thread that has done something looks for more before it sleeps: a step of a large model. To wake a thread takes the
+/// round some 24 us, to fill a mask takes a thread some 60.
+const LOOKING: Duration = Duration::from_millis(20);
 /// Looks before the processor is offered to others.
 const LOOKS: u32 = 64;
 
@@ -22,11 +22,15 @@ struct Queue {
     over: bool,
 }
 
+/// As many as there are jobs, for those that look; on a line of memory of its own, so that looking slows nobody down.
+#[derive(Default)]
+#[repr(align(128))]
+struct Jobs(AtomicIsize);
+
 #[derive(Default)]
 struct Desk {
     queue: Mutex<Queue>,
-    /// As many as there are jobs, for those that look.
-    jobs: AtomicUsize,
+    jobs: Jobs,
     more: Condvar,
 }
 
@@ -36,9 +40,9 @@ impl Desk {
     }
 
     fn take(&self, queue: &mut Queue) -> Option<Job> {
-        let job = queue.jobs.pop_front();
-        self.jobs.store(queue.jobs.len(), Ordering::Release);
-        job
+        let job = queue.jobs.pop_front()?;
+        self.jobs.0.fetch_sub(1, Ordering::Relaxed);
+        Some(job)
     }
 
     /// Waits a while for something to do, awake.
@@ -46,7 +50,7 @@ impl Desk {
         let began = Instant::now();
         while began.elapsed() < LOOKING {
             for _ in 0..LOOKS {
-                if self.jobs.load(Ordering::Acquire) > 0 {
+                if self.jobs.0.load(Ordering::Acquire) > 0 {
                     return;
                 }
                 std::hint::spin_loop();
@@ -89,10 +93,11 @@ impl Pool {
     pub fn push(&self, job: Job) {
         let mut queue = self.desk.queue();
         queue.jobs.push_back(job);
-        self.desk.jobs.store(queue.jobs.len(), Ordering::Release);
         // One that looks sees it, and looks under the lock once more before it sleeps.
         let asleep = queue.jobs.len() > queue.looking;
         drop(queue);
+        // Whoever sees this takes the lock, so not before: who finds it taken has to be woken.
+        self.desk.jobs.0.fetch_add(1, Ordering::Release);
         if asleep {
             self.desk.more.notify_one();
         }

@@ -91,8 +91,9 @@ struct Seat {
     kept: Vec<u32>,
     stand: Stand,
     filled: Option<Filled>,
-    /// The window whose masks a thread was asked to fill and nobody has begun: its first position and its tokens.
-    due: Option<(u32, Vec<u32>)>,
+    /// The first position of the window whose masks a thread was asked to fill and nobody has begun, and its tokens.
+    due: Option<u32>,
+    due_tokens: Vec<u32>,
     /// Memory of the last window's masks.
     spare: Filled,
     width: usize,
@@ -195,11 +196,13 @@ impl Seat {
         self.filled.as_ref().is_some_and(|f| f.start == start && f.tokens == tokens)
     }
 
-    /// Fills masks on another thread, unless that was done or the reply has gone on since: a thread may come late. What it
-    /// fails with stays with the seat, and is told when the masks are asked for.
-    fn ahead(&mut self, start: u32, tokens: &[u32]) {
-        if self.due.take_if(|(at, due)| *at == start && due == tokens).is_some() {
-            let _ = self.fill(start, tokens);
+    /// Fills the masks that are due on another thread, unless that was done or the reply has gone on since: a thread may come late.
+    /// What it fails with stays with the seat, and is told when the masks are asked for.
+    fn ahead(&mut self) {
+        if let Some(start) = self.due.take() {
+            let tokens = std::mem::take(&mut self.due_tokens);
+            let _ = self.fill(start, &tokens);
+            self.due_tokens = tokens;
         }
     }
 
@@ -430,6 +433,7 @@ impl Seats {
             stand: Stand::Inside,
             filled: None,
             due: None,
+            due_tokens: Vec::new(),
             spare: Filled::default(),
             width: self.compiler.tokens.width as usize,
             figures: Figures::default(),
@@ -469,20 +473,21 @@ impl Seats {
             if held.constrains(start, tokens) {
                 any = 1;
                 if !self.pool.is_idle() && !held.is_filled(start, tokens) {
-                    let tokens = tokens.to_vec();
-                    held.due = Some((start, tokens.clone()));
+                    held.due = Some(start);
+                    held.due_tokens.clear();
+                    held.due_tokens.extend_from_slice(tokens);
                     drop(held);
-                    self.pool.push(Box::new(move || lock(&seat).ahead(start, &tokens)));
+                    self.pool.push(Box::new(move || lock(&seat).ahead()));
                 }
             }
         }
         any
     }
 
-    /// What a thread does that was asked for the masks of a window.
-    pub fn ahead(&self, slot: u32, start: u32, tokens: &[u32]) {
+    /// What a thread does that was asked for the masks of a slot's window.
+    pub fn ahead(&self, slot: u32) {
         if let Some(seat) = self.of(slot) {
-            lock(&seat).ahead(start, tokens);
+            lock(&seat).ahead();
         }
     }
 

@@ -227,13 +227,13 @@ fn a_thread_that_comes_late_changes_nothing() {
         let rank = Rank::new(&compiler, &body, false, 2);
         for at in 0..12 {
             let (start, window) = (PROMPT + at as u32, &ids[at..at + 2]);
-            rank.seats.ahead(2, start, window);
+            rank.seats.ahead(2);
             let (_, got) = rank.masks(Phase::Window, start, window).unwrap();
-            rank.seats.ahead(2, start, window);
+            rank.seats.ahead(2);
             assert_eq!(got, masks[at + 1..=at + 2]);
             rank.commit(start, &window[..1]);
             // The window is over; its masks were filled by whoever asked for them first.
-            rank.seats.ahead(2, start, window);
+            rank.seats.ahead(2);
         }
     }
 }

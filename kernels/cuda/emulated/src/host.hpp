@@ -52,8 +52,6 @@ struct Machine {
   std::vector<u64> slots;
   std::vector<u8> shared;
   u64 seed = 1;
-  // How often threads of the block have come to a barrier of a part of it.
-  u64 part_came = 0;
 
   u64 random() {
     seed ^= seed << 13;
@@ -98,12 +96,6 @@ inline void warp_barrier() {
   pause();
 }
 
-// Waits for so many threads of the block, this one among them.
-inline void part_barrier(u32 count) {
-  u64 turn = machine.part_came++ / count;
-  while (machine.part_came / count <= turn) pause();
-}
-
 template <class T> T exchange(T value, u32 from) {
   u32 first = machine.now->index / LANES * LANES;
   u64 bits = 0;
@@ -137,7 +129,6 @@ inline void run(Dim grid, Dim block, u32 shared, u64 seed, void (*body)(void*), 
     for (u32 y = 0; y < grid.y; y++)
       for (u32 x = 0; x < grid.x; x++) {
         blockIdx = {x, y, z};
-        m.part_came = 0;
         for (u32 i = 0; i < threads; i++) {
           Fiber& f = m.fibers[i];
           f.started = f.done = false;
@@ -197,7 +188,6 @@ inline u8* dynamic() { return (u8*)(((uintptr_t)machine.shared.data() + 63) / 64
 #define ALL 0xffffffffu
 
 inline void block_barrier() { host::block_barrier(); }
-template <u32 COUNT> void part_barrier() { host::part_barrier(COUNT); }
 inline void __syncthreads() { host::block_barrier(); }
 inline void __syncwarp() { host::warp_barrier(); }
 template <class T> T __shfl_xor_sync(u32, T v, u32 mask) { return host::exchange(v, threadIdx.x % 32 ^ mask); }
