@@ -1,11 +1,13 @@
 // The best of many values, by one block of threads: how `idx.select` and `sample.candidates` choose.
 //
-// A set has a key for each of its values, which every look at it fetches anew (`Keys`), or which the threads hold (`Held`). Value t * threads + i of a chunk belongs to thread i. Loops
-// stay loops: where one block does everything once, the time to fetch instructions counts.
+// A set has a key for each of its values, which every look at it fetches anew (`Keys`), or which the threads hold (`Held`). Value
+// t * threads + i of a chunk belongs to thread i. Loops stay loops: where one block does everything once, the time to fetch
+// instructions counts.
 //
-// `choose` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set, and of
-// the threads' largest keys a histogram finds such a number. What is not below it is seldom much more than c keys, of which another finds the
-// threshold. Where the list does not stay short, histograms of the whole set find it (`threshold_of`). Blocks have 1,024 threads.
+// `choose` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set,
+// and of the threads' largest keys a histogram finds such a number. What is not below it is seldom much more than c keys, of which
+// another finds the threshold. Where the list does not stay short, histograms of the whole set find it (`threshold_of`). Its blocks
+// have 1,024 threads.
 
 // Keys that a thread fetches at a time.
 #define AT_ONCE 4
@@ -222,7 +224,8 @@ template <class S, class G> DEVICE void place_best(const S& set, Threshold t, G 
   }
 }
 
-// What separates the `count` best values of a set, `count` being below their number; `all` are the same values. `listed`: keys and places of a list that has them all,
+// What separates the `count` best values of a set, `count` being below their number; `all` are the same values. `listed`: keys and
+// places of a list that has them all,
 // in any order; more than `LISTED`: there is none.
 template <class S, class A> DEVICE Threshold choose(const S& set, const A& all, u32 count, u32& listed) {
   BestRoom& room = best_room();

@@ -280,7 +280,8 @@ template <class G> DEVICE void place_listed(u32 listed, u32 n, Threshold t, G pl
 // positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some three histograms; of
 // more keys than the threads can hold, their bytes, twice.
 KERNEL THREADS(1024) idx_select(
-    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride, i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
+    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride,
+    i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
   u32 row = first_row + blockIdx.x, visible = round->positions[row] + 1, full = visible / pool;
   i32* list = lists + (u64)blockIdx.x * lists_stride;
   keys += blockIdx.x * keys_stride;

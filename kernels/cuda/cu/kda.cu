@@ -3,7 +3,8 @@
 // - `kda_mix_K` for heads of K = 32, 64 or 128 channels: everything in one launch, a block a sequence and head. K threads
 //   hold a value channel's column of the state each, in registers, and take the rows one after another. Four more warps,
 //   a row each, prepare the next four rows meanwhile (convolution, norms of q and k, decay, beta) and give those before
-//   their norm and gate; a single row they share, a channel a thread. Bound: the bytes of the state, once in and once out; at many rows a chain of K multiply-adds a row.
+//   their norm and gate; a single row they share, a channel a thread. Bound: the bytes of the state, once in and once
+//   out; at many rows a chain of K multiply-adds a row.
 // - `kda_replay_K`: the same from replay records.
 // - Other widths: `kda_prepare`, `kda_recur_any` (the column in shared memory), `kda_gate`, `kda_slide`, `kda_replay_any`.
 //
