@@ -225,8 +225,7 @@ template <class S, class G> DEVICE void place_best(const S& set, Threshold t, G 
 }
 
 // What separates the `count` best values of a set, `count` being below their number; `all` are the same values. `listed`: keys and
-// places of a list that has them all,
-// in any order; more than `LISTED`: there is none.
+// places of a list that has them all, in any order; more than `LISTED`: there is none.
 template <class S, class A> DEVICE Threshold choose(const S& set, const A& all, u32 count, u32& listed) {
   BestRoom& room = best_room();
   const u32 n = set.n, threads = blockDim.x, turns = (n + threads - 1) / threads;

@@ -111,6 +111,21 @@ fn a_row_whose_length_is_taken_before_it_is_there_is_found() {
 }
 
 #[test]
+fn sums_that_are_not_handed_over_or_stay_behind_are_found() {
+    let faults = [
+        (
+            "  if (!last) {\n    hand_over(handed + index * next, sum);\n    return;",
+            "  if (!last) {\n    return;",
+        ),
+        ("    if (j < count) put_word(from + j * stride, 0);\n", ""),
+    ];
+    for (right, wrong) in faults {
+        let found = with_fault("panels", right, wrong, "dense, long k and few outputs");
+        assert!(found.iter().any(|f| f.contains("differ, first row")), "{right}: {found:?}");
+    }
+}
+
+#[test]
 fn chains_that_are_added_in_another_order_are_found() {
     let found = with_fault(
         "exl3",

@@ -75,8 +75,7 @@ pub(super) fn write(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     }
     let to = CachedArg { round: o.round()?, cache: l.cache, first_row: o.first_row() as u32, unused: 0 };
     let out = Mat { at: 0, stride: 0 };
-    Product { name: "mla.kv_b", matrix, n, k: l.rank, count: 1, x, out, to, rows, lists: None, bias: 0 }
-        .run(o, tables)
+    Product { to, ..Product::plain("mla.kv_b", matrix, (n, l.rank), x, out, rows) }.run(o, tables)
 }
 
 /// Runs attention. `lists` are the addresses of lists of up to `longest` positions and their counts, or none. Lists are on

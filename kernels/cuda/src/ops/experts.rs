@@ -2,7 +2,7 @@
 
 use plugfold_abi::OpError;
 
-use super::operands::{CachedArg, Operands};
+use super::operands::Operands;
 use super::products::{Lists, Product};
 use crate::kernel::Arg;
 use crate::segments::Tables;
@@ -20,20 +20,7 @@ pub(super) fn logits(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let x = o.input(0, "h", rows, k)?;
     let matrix = o.matrix(0, "moe.router", n, k, 1)?;
     let out = o.output(0, "logits", rows, n)?;
-    Product {
-        name: "moe.router",
-        matrix,
-        n,
-        k,
-        count: 1,
-        x,
-        out,
-        to: CachedArg::default(),
-        rows,
-        lists: None,
-        bias: 0,
-    }
-    .run(o, tables)
+    Product::plain("moe.router", matrix, (n, k), x, out, rows).run(o, tables)
 }
 
 pub(super) fn pick(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
@@ -120,8 +107,7 @@ fn product(o: &Operands<'_>, tables: &Tables, name: &str, up: bool) -> Result<()
     let matrix = o.matrix(0, name, n, k, count)?;
     let out = o.output(0, if up { "Z" } else { "Y" }, pairs, n)?;
     let lists = Some(Lists { order: order.at, starts: starts.at, experts: count, fan, slots });
-    Product { name, matrix, n, k, count, x, out, to: CachedArg::default(), rows: pairs, lists, bias: 0 }
-        .run(o, tables)
+    Product { count, lists, ..Product::plain(name, matrix, (n, k), x, out, pairs) }.run(o, tables)
 }
 
 pub(super) fn up(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {

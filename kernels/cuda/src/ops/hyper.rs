@@ -2,7 +2,7 @@
 
 use plugfold_abi::OpError;
 
-use super::operands::{CachedArg, Operands};
+use super::operands::Operands;
 use super::products::Product;
 use crate::kernel::Arg;
 use crate::segments::Tables;
@@ -27,20 +27,7 @@ pub(super) fn dots(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let x = o.input(0, "x", rows, k)?;
     let out = o.output(0, "dots", rows, mixes(n) + 1)?;
     let matrix = o.matrix(0, "hc.fn", mixes(n), k, 1)?;
-    Product {
-        name: "hc.fn",
-        matrix,
-        n: mixes(n),
-        k,
-        count: 1,
-        x,
-        out,
-        to: CachedArg::default(),
-        rows,
-        lists: None,
-        bias: 0,
-    }
-    .run_with_squares(o, tables)
+    Product::plain("hc.fn", matrix, (mixes(n), k), x, out, rows).run_with_squares(o, tables)
 }
 
 pub(super) fn finish(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

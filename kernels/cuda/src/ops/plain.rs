@@ -3,7 +3,7 @@
 
 use plugfold_abi::{Comm, CommObject, FIRST_VIRTUAL_ID, OpError};
 
-use super::operands::{CachedArg, Mat, Operands, TableArg};
+use super::operands::{Mat, Operands, TableArg};
 use super::products::Product;
 use crate::kernel::Arg;
 use crate::machine::Scratch;
@@ -86,20 +86,8 @@ pub(super) fn dense(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let matrix = o.matrix(0, "matrix", n, k, 1)?;
     let bias = o.maybe_vector(1, "bias", n)?;
     let out = o.output(0, "rows", rows, n)?;
-    Product {
-        name: "matrix",
-        matrix,
-        n,
-        k,
-        count: 1,
-        x,
-        out,
-        to: CachedArg::default(),
-        rows,
-        lists: None,
-        bias,
-    }
-    .run(o, tables)
+    let product = Product::plain("matrix", matrix, (n, k), x, out, rows);
+    Product { bias, ..product }.run(o, tables)
 }
 
 pub(super) fn head(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
@@ -107,20 +95,7 @@ pub(super) fn head(o: &Operands<'_>, tables: &Tables) -> Result<(), OpError> {
     let x = o.input(0, "rows", rows, k)?;
     let matrix = o.matrix(0, "head", n, k, 1)?;
     let out = o.output(0, "logits", rows, n)?;
-    Product {
-        name: "head",
-        matrix,
-        n,
-        k,
-        count: 1,
-        x,
-        out,
-        to: CachedArg::default(),
-        rows,
-        lists: None,
-        bias: 0,
-    }
-    .run(o, tables)
+    Product::plain("head", matrix, (n, k), x, out, rows).run(o, tables)
 }
 
 pub(super) fn norm(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {

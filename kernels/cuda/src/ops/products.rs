@@ -162,7 +162,19 @@ const ALONE: usize = 132;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
 
-impl Product<'_> {
+impl<'n> Product<'n> {
+    /// One matrix `[n, k]` over `rows` rows of `x`, to those of `out`, without a bias.
+    pub fn plain(
+        name: &'n str,
+        matrix: Matrix,
+        (n, k): (usize, usize),
+        x: Mat,
+        out: Mat,
+        rows: usize,
+    ) -> Self {
+        Self { name, matrix, n, k, count: 1, x, out, to: CachedArg::default(), rows, lists: None, bias: 0 }
+    }
+
     fn rows_arg(&self, first: usize, count: usize) -> RowsArg {
         let lists = self.lists.unwrap_or(Lists { order: 0, starts: 0, experts: 0, fan: 1, slots: 0 });
         RowsArg {
