@@ -1,13 +1,8 @@
 // The best of many values, by one block of threads: how `idx.select` and `sample.candidates` choose.
 //
-// A set has a key for each of its values, which every look at it fetches anew (`Keys`), or which the threads hold (`Held`). Value
-// t * threads + i of a chunk belongs to thread i. Loops stay loops: where one block does everything once, the time to fetch
-// instructions counts.
-//
-// `choose` looks for a short list first: where c threads have a key that is not below some number, neither are c keys of the set,
-// and of the threads' largest keys a histogram finds such a number. What is not below it is seldom much more than c keys, of which
-// another finds the threshold. Where the list does not stay short, histograms of the whole set find it (`threshold_of`). Its blocks
-// have 1,024 threads.
+// Where something is known that seldom much more than those reach, a histogram between it and the largest, of what the threads go through by
+// themselves, finds what separates them (`separated`). Otherwise histograms of a whole set do, of which every look fetches the keys anew
+// (`threshold_of`). Loops stay loops: where one block does everything once, the time to fetch instructions counts.
 
 // Keys that a thread fetches at a time.
 #define AT_ONCE 4
@@ -31,34 +26,23 @@ template <class F> struct Keys {
     }
   }
 };
-// The same of keys in memory that the threads hold, N each.
-template <u32 N> struct Held {
-  u32 n, keys[N];
-  DEVICE Held(u32 n, const u32* at) : n(n) {
-#pragma unroll
-    for (u32 t = 0; t < N; t++) keys[t] = at[low(t * blockDim.x + threadIdx.x, n - 1)];
-  }
-  template <class G> DEVICE void look(u32 first, u32, G look) const {
-#pragma unroll
-    for (u32 t = 0; t < N; t++) look(t, first + t * blockDim.x + threadIdx.x, keys[t]);
-  }
-};
 template <class F> DEVICE Keys<F> keys_by(u32 n, F key) { return {n, key}; }
 // Keys in memory of any kind.
 DEVICE auto keys_at(u32 n, const u32* at) {
   return keys_by(n, [=](u32 i) { return at[i]; });
 }
 
+// Bins of a histogram of a whole set.
 #define BINS 2048
-// Keys that a list has room for; two a thread of the largest block.
-#define LISTED 2048
+// Bins of one of keys that are held.
+#define HELD_BINS 1024
 
 // Shared memory of a block that chooses: the same for all that it does, one after the other.
 struct BestRoom {
-  // A list's keys, and where those are in their set; the bins of a histogram of a whole set.
-  u32 keys[LISTED], at[LISTED];
-  // Bins of a histogram of some keys of the threads, or counts of warps.
-  u32 counts[1024], warps[32], ends[64], digit, above, left, listed;
+  // Bins of a histogram of keys that are held, or counts of warps.
+  u32 counts[HELD_BINS], warps[32], ends[64], digit, above, left;
+  // Keys of a stretch that has few, and how many are there.
+  u32 few[32], fews;
 };
 DEVICE BestRoom& best_room() {
   SHARED BestRoom s_room;
@@ -88,11 +72,11 @@ DEVICE u32 sum_before(u32 mine, u32& all) {
   return __reduce_add_sync(ALL, lane() < warp() ? own : 0) + v - mine;
 }
 
-// The largest and the smallest of the threads' numbers, without those that are 0.
-DEVICE void ends_of(u32 mine, u32& most, u32& least) {
+// The largest of the threads' largest numbers, and the smallest of their smallest. The threads have met when this returns.
+DEVICE void ends_of(u32 own_most, u32 own_least, u32& most, u32& least) {
   u32* room = best_room().ends;
-  most = __reduce_max_sync(ALL, mine);
-  least = __reduce_min_sync(ALL, mine > 0 ? mine : ~0u);
+  most = __reduce_max_sync(ALL, own_most);
+  least = __reduce_min_sync(ALL, own_least);
   if (lane() == 0) {
     room[warp()] = most;
     room[32 + warp()] = least;
@@ -108,51 +92,102 @@ struct Stretch {
   u32 edge, above, inside;
 };
 
-// The stretch of 2^shift key numbers, counted from `low`, in which the `count`-th largest of the threads' keys lies. Only keys from `low` on
-// are looked at, below `low` + `span`: at most 1,024 stretches.
-template <u32 N> DEVICE Stretch stretch_of(const u32 (&own)[N], u32 low, u32 span, u32 shift, u32 count) {
+// The stretch of 2^shift key numbers, counted from `low`, in which the `count`-th largest of the keys lies that `every(look)` goes through. Only
+// keys from `low` on are looked at, below `low` + `span`: at most as many stretches as bins. A thread has EACH bins, the first the last ones.
+template <u32 EACH, class A> DEVICE Stretch stretch_of(const A& every, u32 low, u32 span, u32 shift, u32 count) {
+  constexpr u32 threads = HELD_BINS / EACH;
   BestRoom& room = best_room();
-  const u32 bin = 1023 - threadIdx.x;
-  room.counts[bin] = 0;
-  __syncthreads();
+  // Bins of a thread are apart, so that those of a warp lie in different banks.
+  u32* bins = room.counts + (threads - 1 - threadIdx.x);
 #pragma unroll
-  for (u32 j = 0; j < N; j++) {
-    if (own[j] >= low && own[j] - low < span) atomicAdd(&room.counts[own[j] - low >> shift], 1u);
-  }
+  for (u32 e = 0; e < EACH; e++) bins[e * threads] = 0;
+  if (threadIdx.x == 0) room.fews = 0;
   __syncthreads();
-  u32 inside = room.counts[bin], all, before = sum_before(inside, all);
-  if (before < count && count <= before + inside) {
-    room.digit = bin;
-    room.above = before;
-    room.left = inside;
+  every([&](u32 key) {
+    // Below `low` the difference is large.
+    if (key - low < span) {
+      u32 bin = key - low >> shift;
+      atomicAdd(&room.counts[bin % EACH * threads + bin / EACH], 1u);
+    }
+  });
+  __syncthreads();
+  u32 inside[EACH], mine = 0, all;
+#pragma unroll
+  for (u32 e = 0; e < EACH; e++) {
+    inside[e] = bins[(EACH - 1 - e) * threads];
+    mine += inside[e];
+  }
+  u32 before = sum_before(mine, all);
+  if (before < count && count <= before + mine) {
+#pragma unroll
+    for (u32 e = 0; e < EACH; e++) {
+      if (before < count && count <= before + inside[e]) {
+        room.digit = HELD_BINS - 1 - EACH * threadIdx.x - e;
+        room.above = before;
+        room.left = inside[e];
+      }
+      before += inside[e];
+    }
   }
   __syncthreads();
   return {low + (room.digit << shift), room.above, room.left};
 }
 
-// What separates the `count` largest of the threads' keys between `bottom` and `top`, with up to `more` besides; there are as many.
-template <u32 N> DEVICE Threshold separated(const u32 (&own)[N], u32 bottom, u32 top, u32 count, u32 more) {
+// What separates the `count` largest of the keys of a stretch of `span` from `edge` on, which has `inside` of them, up to 32.
+template <class A> DEVICE Threshold separated_few(const A& every, u32 edge, u32 span, u32 inside, u32 count) {
+  BestRoom& room = best_room();
+  every([&](u32 key) {
+    if (key - edge < span) room.few[atomicAdd(&room.fews, 1u)] = key;
+  });
+  __syncthreads();
+  // Each warp for itself, a lane a key.
+  const u32 mine = lane() < inside ? room.few[lane()] : 0;
+  u32 more = 0, same = 0;
+#pragma unroll 1
+  for (u32 i = 0; i < inside; i++) {
+    const u32 other = room.few[i];
+    more += other > mine ? 1 : 0;
+    same += other == mine ? 1 : 0;
+  }
+  const u32 at = __ffs(__ballot_sync(ALL, lane() < inside && more < count && count <= more + same)) - 1;
+  const u32 key = __shfl_sync(ALL, mine, at), ties = count - __shfl_sync(ALL, more, at);
+  return ties == __shfl_sync(ALL, same, at) ? Threshold{key - 1, 0} : Threshold{key, ties};
+}
+
+// What separates the `count` largest of the keys between `bottom`, above 0, and `top`, with up to `more` besides; there are as many.
+template <u32 EACH, class A> DEVICE Threshold separated(const A& every, u32 bottom, u32 top, u32 count, u32 more) {
   u32 low = bottom, span = top - bottom + 1, bits = 32 - __clz(top - bottom), shift = bits > 10 ? bits - 10 : 0, left = count;
   while (true) {
-    Stretch s = stretch_of(own, low, span, shift, left);
+    Stretch s = stretch_of<EACH>(every, low, span, shift, left);
     left -= s.above;
     if (s.inside <= left + more) return {s.edge - 1, 0};
     // So narrow that its keys are equal.
     if (shift == 0) return {s.edge, left};
+    if (s.inside <= 32) return separated_few(every, s.edge, 1u << shift, s.inside, left);
     low = s.edge;
     span = 1u << shift;
     shift = shift > 10 ? shift - 10 : 0;
   }
 }
 
-// What separates at least `count` of the threads' numbers, and seldom many more; {0, 1} where fewer than that are above 0. `top`: the
+// What separates at least `count` of the threads' numbers, N each, and seldom many more; {0, 1} where fewer than that are above 0. `top`: the
 // largest.
-DEVICE Threshold bound_of(u32 mine, u32 count, u32& top) {
-  u32 bottom;
-  ends_of(mine, top, bottom);
-  if (__syncthreads_count(mine > 0) < count) return {0, 1};
-  const u32 one[1] = {mine};
-  return separated(one, bottom, top, count, count / 16);
+template <u32 EACH, u32 N> DEVICE Threshold bound_of(const u32 (&own)[N], u32 count, u32& top) {
+  u32 most = 0, least = ~0u, there = 0, bottom;
+#pragma unroll
+  for (u32 j = 0; j < N; j++) {
+    most = own[j] > most ? own[j] : most;
+    least = own[j] > 0 && own[j] < least ? own[j] : least;
+  }
+  ends_of(most, least, top, bottom);
+#pragma unroll
+  for (u32 j = 0; j < N; j++) there += __syncthreads_count(own[j] > 0);
+  if (there < count) return {0, 1};
+  auto every = [&](auto look) {
+#pragma unroll
+    for (u32 j = 0; j < N; j++) look(own[j]);
+  };
+  return separated<EACH>(every, bottom, top, count, count / 16);
 }
 
 // The threshold that leaves `count` of the values, count being below their number: digit by digit from the top, a histogram each.
@@ -160,7 +195,7 @@ DEVICE Threshold bound_of(u32 mine, u32 count, u32& top) {
 // threads of a block are a power of two.
 template <class S> DEVICE Threshold threshold_of(const S& set, u32 count) {
   BestRoom& room = best_room();
-  u32* bins = room.keys;
+  SHARED u32 bins[BINS];
   const u32 n = set.n, turns = (n + blockDim.x - 1) / blockDim.x;
   // From the largest digit down, so many bins a thread.
   const u32 each = BINS / blockDim.x, top = BINS - 1 - each * threadIdx.x;
@@ -222,35 +257,4 @@ template <class S, class G> DEVICE void place_best(const S& set, Threshold t, G 
     equal += all & 0xffffu;
     __syncthreads();
   }
-}
-
-// What separates the `count` best values of a set, `count` being below their number; `all` are the same values. `listed`: keys and
-// places of a list that has them all, in any order; more than `LISTED`: there is none.
-template <class S, class A> DEVICE Threshold choose(const S& set, const A& all, u32 count, u32& listed) {
-  BestRoom& room = best_room();
-  const u32 n = set.n, threads = blockDim.x, turns = (n + threads - 1) / threads;
-  u32 mine = 0, top;
-  if (threadIdx.x == 0) room.listed = 0;
-  set.look(0, turns, [&](u32, u32 i, u32 k) { mine = i < n && k > mine ? k : mine; });
-  const Threshold bound = bound_of(mine, count, top);
-  listed = ~0u;
-  // What equals the bound belongs to the list.
-  const u32 bottom = bound.ties > 0 ? bound.key : bound.key + 1;
-  if (bottom > 0) {
-    set.look(0, turns, [&](u32, u32 i, u32 k) {
-      if (i < n && k >= bottom) {
-        u32 at = atomicAdd(&room.listed, 1u);
-        if (at < LISTED) {
-          room.keys[at] = k;
-          room.at[at] = i;
-        }
-      }
-    });
-    __syncthreads();
-    listed = room.listed;
-  }
-  if (listed > LISTED) return threshold_of(all, count);
-  const u32 own[2] = {
-      threadIdx.x < listed ? room.keys[threadIdx.x] : 0, threads + threadIdx.x < listed ? room.keys[threads + threadIdx.x] : 0};
-  return separated(own, bottom, top, count, 0);
 }

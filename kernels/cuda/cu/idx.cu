@@ -113,195 +113,301 @@ KERNEL THREADS(128) idx_write(
   }
 }
 
-#define POOLS 64
-// Numbers from a pool to the next in shared memory, beyond its own: pools that are read together lie in different banks.
-#define POOL_GAP 4
-// Pools of a lane.
-#define LANE_POOLS 2
+// Pools that follow each other: a lane's.
+#define GROUP 4
+// Pools of a warp, and of the heads that are multiplied at a time those of a lane: 12 fetches of four channels serve 128 multiply-adds.
+#define WARP_POOLS 32
+#define LANE_HEADS 8
+// Numbers from a row to the next in shared memory, beyond its own: rows that are read together lie in different banks.
+#define ROW_GAP 4
+// Parts of the channels: while one is multiplied the next ones are on their way.
+#define PARTS 4
+// Parts that are on their way at a time.
+#define AHEAD 2
 
-// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes 64 pools of a row, a warp all of them
-// with every fourth head, so that the fetches of four channels of a lane's two pools and, the same for all lanes, of eight heads serve 64
-// multiply-adds, and the channels in order. The sum over heads is that of 16 sums which have heads i, i + 16, .., added in halves: the last two
-// additions are of the warps'. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
-KERNEL THREADS(128) idx_scores(
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes as many pools of a row as it has threads,
+// a warp 32 of them with 32 heads at a time: a lane has four pools that follow each other and heads f, f + 4, .., with f of bits 0 and 2 of its number,
+// so that of both few different rows are read at once. The channels are multiplied in order. The sum over heads is that of 16 sums which have heads i,
+// i + 16, .., added in halves: the last two additions are of lanes. None of the keys is 0; `tops` gets the largest of each group. Bound: the bytes of
+// the pool keys, or HI * dI multiply-adds a pool.
+KERNEL THREADS(128, 2) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
-    u32 budget, Cache pools, u32* keys, u64 keys_stride) {
+    u32 budget, float root, float scale, Cache pools, u32* keys, u32* tops, u64 keys_stride) {
   SHARED_BYTES(shared);
-  // [pool][channel], then [four channels][33 heads][4], a warp's heads together; channels are filled up with zeros to a multiple of 4, which change
-  // no sum.
-  const u32 padded = (d + 3) / 4 * 4, apart = padded + POOL_GAP;
-  float *s_pool = (float*)shared, *s_q = s_pool + POOLS * apart;
-  u32 row = first_row + blockIdx.x, seq = round->row_seq[row], full = (round->positions[row] + 1) / pool;
-  u32 first = blockIdx.y * POOLS;
-  if (full <= budget || first >= full) return;
-  u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(POOLS, full - first);
+  // [pool][channel], a warp's by their place in the lanes, then [32 heads][channel]; channels are filled up with zeros to a multiple of 16, which change no sum.
+  const u32 padded = (d + 15) / 16 * 16, apart = padded + ROW_GAP, part = (padded / 16 + PARTS - 1) / PARTS * 16;
+  float *s_pool = (float*)shared, *s_q = s_pool + blockDim.x * apart;
   q += (u64)blockIdx.x * q_stride;
   w += (u64)blockIdx.x * w_stride;
-  // Rows of d numbers that begin on multiples of 16 bytes come without passing through registers; of others number by number.
+  // Rows that begin on multiples of 16 bytes come without passing through registers, of others number by number.
   auto bring = [=](float* to, const float* from, u32 c) {
-    for (u32 j = 0; j < 4; j++) to[j] = c + j < d ? from[c + j] : 0.0f;
+    for (u32 j = c; j < c + 4; j++) to[j] = j < d ? from[j] : 0.0f;
   };
-  const float* key = pools.row(slot, parity, first);
-  const u64 next = pools.row_bytes / 4;
-  const bool whole = d % 4 == 0 && (u64)key % 16 == 0 && next % 4 == 0, whole_q = d % 4 == 0 && (u64)q % 16 == 0;
+  const bool whole_q = d % 16 == 0 && (u64)q % 16 == 0;
+  // In place of heads that are not there the last one.
+  auto bring_heads = [=](u32 base) {
 #pragma unroll 1
-  for (u32 c = 4 * lane(); c < d; c += 128) {
-    const float* from = key + warp() * next;
-    float* to = s_pool + warp() * apart;
-    if (whole) {
-#pragma unroll 4
-      for (u32 p = warp(); p < count; p += 4, from += 4 * next, to += 4 * apart) copy_async(to + c, from + c);
-    } else {
-#pragma unroll 1
-      for (u32 p = warp(); p < count; p += 4, from += 4 * next, to += 4 * apart) bring(to + c, from, c);
-    }
-  }
-  const float root = div_rn(1.0f, sqrt_rn((float)heads)), scale = div_rn(1.0f, sqrt_rn((float)d));
-  SHARED float s_sums[4][POOLS];
-  float sums[4][LANE_POOLS];
-#pragma unroll
-  for (u32 j = 0; j < 4; j++) {
-#pragma unroll
-    for (u32 p = 0; p < LANE_POOLS; p++) sums[j][p] = 0.0f;
-  }
-#pragma unroll 1
-  for (u32 base = 0; base < heads; base += 32) {
-    __syncthreads();
-    // Every block begins with another head, so that they do not all ask for the same line.
-    const u32 turned = blockIdx.y % 32;
-#pragma unroll 1
-    for (u32 c = 4 * lane(); c < d; c += 128) {
-      auto place = [=](u32 h) { return s_q + (c / 4 * 33 + h % 4 * 8 + h / 4) * 4; };
-      if (whole_q && base + 32 <= heads) {
-#pragma unroll 4
-        for (u32 j = warp(); j < 32; j += 4) {
-          u32 h = (j + turned) % 32;
-          copy_async(place(h), q + (base + h) * d + c);
+    for (u32 c = 4 * lane(); c < padded; c += 128) {
+      auto from = [=](u32 h) { return q + low(base + h, heads - 1) * d; };
+      if (whole_q) {
+        // Every block begins with another head, so that they do not all ask for the same line.
+#pragma unroll 8
+        for (u32 j = warp(); j < 32; j += blockDim.x / 32) {
+          const u32 h = (j + blockIdx.y) % 32;
+          copy_async(s_q + h * apart + c, from(h) + c);
         }
       } else {
 #pragma unroll 1
-        for (u32 h = warp(); h < 32; h += 4) {
-          if (base + h < heads) bring(place(h), q + (base + h) * d, c);
-          else
-            for (u32 i = 0; i < 4; i++) place(h)[i] = 0.0f;
-        }
+        for (u32 h = warp(); h < 32; h += blockDim.x / 32) bring(s_q + h * apart, from(h), c);
       }
     }
+  };
+  u32 row = first_row + blockIdx.x, seq = round->row_seq[row], full = (round->positions[row] + 1) / pool, first = blockIdx.y * blockDim.x;
+  if (full <= budget || first >= full) return;
+  u32 slot = round->seq_slot[seq], parity = round->seq_parity[seq], count = low(blockDim.x, full - first);
+  bring_heads(0);
+  const float* key = pools.row(slot, parity, first);
+  const u64 next = pools.row_bytes / 4;
+  const bool whole = d % 16 == 0 && (u64)key % 16 == 0 && next % 4 == 0;
+  // A part of the channels. All at once the memory would bring in the order of its pages.
+  auto bring_part = [=](u32 n) {
+    // Eight lanes a row.
+    const u32 end = low((n + 1) * part, padded), line = threadIdx.x / 8;
+#pragma unroll 1
+    for (u32 c = n * part + 4 * (threadIdx.x % 8); c < end; c += 32) {
+      // In place of pools that are not there the last one.
+      auto from = [=](u32 p) { return key + low(p, count - 1) * next; };
+      auto to = [=](u32 p) { return s_pool + (p / 32 * 32 + p % 4 * 8 + p / 4 % 8) * apart; };
+      if (whole) {
+#pragma unroll
+        for (u32 p = line, j = 0; j < 8; j++, p += blockDim.x / 8) copy_async(to(p) + c, from(p) + c);
+      } else {
+#pragma unroll 1
+        for (u32 p = line; p < blockDim.x; p += blockDim.x / 8) bring(to(p), from(p), c);
+      }
+    }
+  };
+#pragma unroll 1
+  for (u32 n = 0; n < AHEAD; n++) {
+    bring_part(n);
     copy_commit();
-    float weight[8], acc[8][LANE_POOLS];
+  }
+  const u32 head = lane() % 2 + lane() / 4 % 2 * 2, mine = lane() / 2 % 2 + lane() / 8 * 2;
+  const float *own = s_pool + (warp() * WARP_POOLS + mine) * apart, *x = s_q + head * apart;
+  float sums[4][GROUP];
 #pragma unroll
-    for (u32 j = 0; j < 8; j++) {
-      u32 h = base + 4 * j + warp();
-      weight[j] = h < heads ? w[h] : 0.0f;
+  for (u32 j = 0; j < 4; j++) {
 #pragma unroll
-      for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = 0.0f;
+    for (u32 p = 0; p < GROUP; p++) sums[j][p] = 0.0f;
+  }
+#pragma unroll 1
+  for (u32 base = 0; base < heads; base += 32) {
+    if (base > 0) {
+      __syncthreads();
+      bring_heads(base);
+      copy_commit();
+      copy_wait<0>();
     }
-    copy_wait<0>();
-    __syncthreads();
-    const float *key = s_pool + lane() * apart, *x = s_q + warp() * 32;
-#pragma unroll 2
-    for (u32 c = 0; c < padded; c += 4) {
-      Float4 k[LANE_POOLS], v[8];
+    float weight[LANE_HEADS], acc[LANE_HEADS][GROUP];
 #pragma unroll
-      for (u32 p = 0; p < LANE_POOLS; p++) k[p] = *(const Float4*)(key + 32 * p * apart + c);
+    for (u32 j = 0; j < LANE_HEADS; j++) {
+      weight[j] = w[low(base + 4 * j + head, heads - 1)] * root;
 #pragma unroll
-      for (u32 j = 0; j < 8; j++) v[j] = *(const Float4*)(x + c * 33 + 4 * j);
+      for (u32 p = 0; p < GROUP; p++) acc[j][p] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 n = 0; n < PARTS; n++) {
+      if (base == 0) copy_wait<AHEAD - 1>();
+      __syncthreads();
+      if (base == 0) {
+        if (n + AHEAD < PARTS) bring_part(n + AHEAD);
+        copy_commit();
+      }
+      const u32 first = n * part, end = low(first + part, padded);
+      if (first >= end) continue;
+      // Four channels are fetched while the four before are multiplied; past the end the last ones again.
+      Float4 k[2][GROUP], v[2][LANE_HEADS];
+      auto fetch = [&](u32 c, u32 to) {
 #pragma unroll
-      for (u32 i = 0; i < 4; i++) {
+        for (u32 p = 0; p < GROUP; p++) k[to][p] = *(const Float4*)(own + 8 * p * apart + c);
 #pragma unroll
-        for (u32 j = 0; j < 8; j++) {
+        for (u32 j = 0; j < LANE_HEADS; j++) v[to][j] = *(const Float4*)(x + 4 * j * apart + c);
+      };
+      auto multiply = [&](u32 of) {
 #pragma unroll
-          for (u32 p = 0; p < LANE_POOLS; p++) acc[j][p] = fma_rn(k[p].v[i], v[j].v[i], acc[j][p]);
+        for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+          for (u32 j = 0; j < LANE_HEADS; j++) {
+#pragma unroll
+            for (u32 p = 0; p < GROUP; p++) acc[j][p] = fma_rn(k[of][p].v[i], v[of][j].v[i], acc[j][p]);
+          }
         }
+      };
+      fetch(first, 0);
+#pragma unroll 1
+      for (u32 c = first; c < end; c += 8) {
+        fetch(c + 4, 1);
+        multiply(0);
+        fetch(low(c + 8, end - 4), 0);
+        multiply(1);
       }
     }
 #pragma unroll
-    for (u32 j = 0; j < 8; j++) {
-      // Heads 4 j + warp and those 16 after them belong to one sum.
+    for (u32 j = 0; j < LANE_HEADS; j++) {
+      // Heads h and h + 16 belong to one sum.
 #pragma unroll
-      for (u32 p = 0; p < LANE_POOLS; p++) {
+      for (u32 p = 0; p < GROUP; p++) {
         float dot = acc[j][p] * scale;
         dot = dot > 0.0f ? dot : 0.0f;
-        if (j < 4 || base + 16 < heads) sums[j % 4][p] = fma_rn(weight[j] * root, dot, sums[j % 4][p]);
+        if (base + 4 * j + head < heads) sums[j % 4][p] = fma_rn(weight[j], dot, sums[j % 4][p]);
       }
     }
   }
+  Float4 found;
+  u32 top = 1;
+  const u32 at = warp() * WARP_POOLS + GROUP * mine;
 #pragma unroll
-  for (u32 p = 0; p < LANE_POOLS; p++) s_sums[warp()][32 * p + lane()] = (sums[0][p] + sums[2][p]) + (sums[1][p] + sums[3][p]);
-  __syncthreads();
-  const u32 mine = threadIdx.x;
-  if (mine >= count) return;
-  float sum = (s_sums[0][mine] + s_sums[2][mine]) + (s_sums[1][mine] + s_sums[3][mine]);
-  keys[blockIdx.x * keys_stride + first + mine] = ordered(sum);
+  for (u32 p = 0; p < GROUP; p++) {
+    float sum = (sums[0][p] + sums[2][p]) + (sums[1][p] + sums[3][p]);
+    sum = sum + __shfl_xor_sync(ALL, sum, 4);
+    sum = sum + __shfl_xor_sync(ALL, sum, 1);
+    // What is no number, or no pool, is below all.
+    u32 key = at + p < count ? ordered(sum) : 0;
+    key = key > 0 ? key : 1;
+    found.v[p] = float_of(key);
+    top = key > top ? key : top;
+  }
+  if (head != 0 || warp() * WARP_POOLS >= count) return;
+  const u64 out = blockIdx.x * keys_stride + first + at;
+  *(Float4*)(keys + out) = found;
+  tops[out / GROUP] = top;
 }
 
-// Pools that `place_listed` marks at a time: a word a thread.
-#define MOST_BITS (32 * 1024)
-// Keys that a thread of `idx_select` can hold.
-#define HELD 16
+// Groups that `idx_select` lists: so many a thread.
+#define LISTED_GROUPS 1024
+#define LISTED_EACH 2
+// Groups whose largest keys it holds at a time: so many a thread.
+#define HELD_GROUPS 4096
+#define HELD_EACH 8
+// Bins of a thread.
+#define BINS_EACH 2
 
-// Calls `place(p, i, key)` for the chosen of a list in order of their index, which is below n: a bit each says which they are.
-template <class G> DEVICE void place_listed(u32 listed, u32 n, Threshold t, G place) {
-  SHARED u32 s_more[MOST_BITS / 32], s_same[MOST_BITS / 32];
-  const BestRoom& room = best_room();
-  const u32 threads = blockDim.x;
-  u32 done = 0, equal = 0;
-  // So many values at a time.
+// Stores the positions of the best of a row's `full` pools. Where so many of the groups' largest keys are not below some number, neither are so many
+// keys: only the keys of groups that reach it are looked at. Groups are listed in order, and threads take those that follow each other.
+DEVICE void best_pools(const u32* keys, const u32* tops, u32 full, u32 pool, u32 budget, i32* list) {
+  SHARED u32 s_listed[LISTED_GROUPS], s_picked[LISTED_GROUPS];
+  const u32 groups = (full + GROUP - 1) / GROUP, chunks = (groups + HELD_GROUPS - 1) / HELD_GROUPS;
+  u32 held[HELD_EACH], best[2] = {0, 0}, top, bottom = 1;
+  // The first group of a thread, of whose warp the others follow.
+  auto first_of = [=](u32 chunk) { return chunk * HELD_GROUPS + warp() * 32 * HELD_EACH + lane(); };
+  auto hold = [&](u32 chunk) {
+#pragma unroll
+    for (u32 j = 0; j < HELD_EACH; j++) {
+      const u32 at = first_of(chunk) + 32 * j;
+      held[j] = at < groups ? tops[at] : 0;
+    }
+  };
 #pragma unroll 1
-  for (u32 first = 0; first < n; first += MOST_BITS) {
-    for (u32 w = threadIdx.x; w < MOST_BITS / 32; w += threads) s_more[w] = s_same[w] = 0;
-    __syncthreads();
-    for (u32 j = threadIdx.x; j < listed; j += threads) {
-      u32 i = room.at[j] - first, k = room.keys[j];
-      if (room.at[j] >= first && i < MOST_BITS && k >= t.key) atomicOr(k > t.key ? &s_more[i / 32] : &s_same[i / 32], 1u << i % 32);
-    }
-    __syncthreads();
-    // A word a thread. Of those that equal the threshold the first in all.
-    const u32 word = threadIdx.x;
-    u32 more = s_more[word], same = s_same[word], all, before = sum_before(__popc(more) << 16 | __popc(same), all);
-    u32 equal_before = equal + (before & 0xffffu), place_at = done + (before >> 16) + low(equal_before, t.ties) - low(equal, t.ties);
-    u32 chosen = more;
-    while (same != 0 && equal_before < t.ties) {
-      chosen |= same & (0u - same);
-      same &= same - 1;
-      equal_before++;
-    }
-    while (chosen != 0) {
-      place(place_at++, first + 32 * word + __ffs(chosen) - 1, 0);
-      chosen &= chosen - 1;
-    }
-    done += (all >> 16) + low(equal + (all & 0xffffu), t.ties) - low(equal, t.ties);
-    equal += all & 0xffffu;
-    __syncthreads();
+  for (u32 chunk = chunks; chunk-- > 0;) {
+    hold(chunk);
+#pragma unroll
+    for (u32 j = 0; j < HELD_EACH; j++) best[j % 2] = held[j] > best[j % 2] ? held[j] : best[j % 2];
   }
+  if (groups > LISTED_GROUPS) {
+    const Threshold bound = bound_of<BINS_EACH>(best, budget, top);
+    bottom = bound.ties > 0 ? bound.key : bound.key + 1;
+    bottom = bottom > 0 ? bottom : 1;
+  }
+  u32 count = 0;
+#pragma unroll 1
+  for (u32 chunk = 0; chunk < chunks; chunk++) {
+    if (chunk > 0) hold(chunk);
+    u32 which[HELD_EACH], mine = 0, all;
+#pragma unroll
+    for (u32 j = 0; j < HELD_EACH; j++) {
+      which[j] = __ballot_sync(ALL, held[j] >= bottom);
+      mine += __popc(which[j]);
+    }
+    __syncthreads();
+    u32 at = count + __shfl_sync(ALL, sum_before(lane() == 0 ? mine : 0, all), 0);
+    count += all;
+#pragma unroll
+    for (u32 j = 0; j < HELD_EACH; j++) {
+      const u32 place = at + __popc(which[j] & (1u << lane()) - 1);
+      if (held[j] >= bottom && place < LISTED_GROUPS) s_listed[place] = first_of(chunk) + 32 * j;
+      at += __popc(which[j]);
+    }
+  }
+  __syncthreads();
+  if (count > LISTED_GROUPS || budget > LISTED_GROUPS) {
+    const auto set = keys_at(full, keys);
+    place_best(set, threshold_of(set, budget), [=](u32 p, u32 i, u32) {
+      for (u32 j = 0; j < pool; j++) list[p * pool + j] = (i32)(i * pool + j);
+    });
+    return;
+  }
+  // Groups of a thread.
+  const u32 each = (count + blockDim.x - 1) / blockDim.x, first = threadIdx.x * each, mine = first < count ? low(each, count - first) : 0;
+  u32 own[LISTED_EACH][GROUP], most = 0, least = ~0u;
+#pragma unroll
+  for (u32 j = 0; j < LISTED_EACH; j++) {
+    const u32 at = j < mine ? GROUP * s_listed[first + j] : full;
+    const Float4 group = j < mine ? *(const Float4*)(keys + at) : Float4{};
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+      own[j][i] = at + i < full ? bits_of(group.v[i]) : 0;
+      most = own[j][i] > most ? own[j][i] : most;
+      least = own[j][i] > 0 && own[j][i] < least ? own[j][i] : least;
+    }
+  }
+  // Of few pools all are listed.
+  if (groups <= LISTED_GROUPS) ends_of(most, least, top, bottom);
+  auto every = [&](auto look) {
+#pragma unroll
+    for (u32 j = 0; j < LISTED_EACH; j++) {
+#pragma unroll
+      for (u32 i = 0; i < GROUP; i++) look(own[j][i]);
+    }
+  };
+  const Threshold t = separated<BINS_EACH>(every, bottom, top, budget, 0);
+  u32 more = 0, same = 0, all;
+#pragma unroll
+  for (u32 j = 0; j < LISTED_EACH; j++) {
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+      more |= (own[j][i] > t.key ? 1u : 0u) << GROUP * j + i;
+      same |= (own[j][i] == t.key ? 1u : 0u) << GROUP * j + i;
+    }
+  }
+  // Of those that equal the threshold the first in all.
+  u32 before = sum_before(__popc(more) << 16 | __popc(same), all), equal = before & 0xffffu, at = (before >> 16) + low(equal, t.ties);
+  for (; same != 0 && equal < t.ties; same &= same - 1, equal++) more |= same & (0u - same);
+#pragma unroll 1
+  for (; more != 0; more &= more - 1, at++) {
+    const u32 j = __ffs(more) - 1;
+    s_picked[at] = GROUP * s_listed[first + j / GROUP] + j % GROUP;
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < pool * budget; i += blockDim.x) list[i] = (i32)(pool * s_picked[i / pool] + i % pool);
 }
 
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all
-// positions where there are few enough. A block a row. Bound: latency, of a fetch of the keys and some three histograms; of
-// more keys than the threads can hold, their bytes, twice.
-KERNEL THREADS(1024) idx_select(
-    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, u64 keys_stride,
+// positions where there are few enough. A block a row. Bound: latency, of a fetch of the groups' largest keys, one of those
+// that are in question, and two histograms; of very many equal keys, their bytes, five times.
+KERNEL THREADS(512) idx_select(
+    const Round* round, u32 first_row, u32 pool, u32 budget, u32 longest, const u32* keys, const u32* tops, u64 keys_stride,
     i32* lists, u32 lists_stride, i32* counts, u32 counts_stride) {
-  u32 row = first_row + blockIdx.x, visible = round->positions[row] + 1, full = visible / pool;
+  const u32 visible = round->positions[first_row + blockIdx.x] + 1, full = visible / pool, open = visible - full * pool;
+  const u32 count = full <= budget ? visible : budget * pool + open;
   i32* list = lists + (u64)blockIdx.x * lists_stride;
-  keys += blockIdx.x * keys_stride;
-  u32 count = visible;
-  if (full <= budget) {
-    for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
-  } else {
-    count = budget * pool + visible - full * pool;
-    const auto all = keys_at(full, keys);
-    u32 listed;
-    Threshold t;
-    if (full <= HELD * blockDim.x) t = choose(Held<HELD>(full, keys), all, budget, listed);
-    else t = choose(all, all, budget, listed);
-    auto put = [=](u32 place, u32 i, u32) {
-      for (u32 j = 0; j < pool; j++) list[place * pool + j] = (i32)(i * pool + j);
-    };
-    if (listed > LISTED) place_best(all, t, put);
-    else place_listed(listed, full, t, put);
-    for (u32 i = threadIdx.x; i < visible - full * pool; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
-  }
   for (u32 i = count + threadIdx.x; i < longest; i += blockDim.x) list[i] = -1;
   if (threadIdx.x == 0) counts[(u64)blockIdx.x * counts_stride] = (i32)count;
+  if (full <= budget) {
+    for (u32 i = threadIdx.x; i < visible; i += blockDim.x) list[i] = (i32)i;
+    return;
+  }
+  for (u32 i = threadIdx.x; i < open; i += blockDim.x) list[budget * pool + i] = (i32)(full * pool + i);
+  const u64 first = blockIdx.x * keys_stride;
+  best_pools(keys + first, tops + first / GROUP, full, pool, budget, list);
 }

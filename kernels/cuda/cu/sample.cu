@@ -131,7 +131,8 @@ KERNEL THREADS(1024) sample_pick(
     u32 k = tops[i];
     mine = k > mine ? k : mine;
   }
-  const Threshold bound = bound_of(mine, c, top);
+  const u32 own[1] = {mine};
+  const Threshold bound = bound_of<1>(own, c, top);
   auto key = [=](u32 i) { return ordered(logits[i]); };
   // Every value above the bound, in any order.
 #pragma unroll 2

@@ -95,7 +95,7 @@ fn some_of_the_best_that_are_left_out_are_found() {
     let found = with_fault("sample", "found < c && first < n", "found < c && first < 0", "sample.candidates");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
     // Pools that equal the threshold.
-    let found = with_fault("idx", "same = s_same[word]", "same = 0", "idx.select");
+    let found = with_fault("idx", "same != 0 && equal < t.ties", "same != 0 && equal > t.ties", "idx.select");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
 

@@ -61,8 +61,26 @@ struct Machine {
 };
 inline Machine machine;
 
+// Arrives when it is waited for, as late as it may.
+struct LateCopy {
+  u8 data[16];
+  void* to;
+  u32 size;
+};
+struct LateCopies {
+  std::vector<std::vector<LateCopy>> groups = std::vector<std::vector<LateCopy>>(1);
+};
+inline std::vector<LateCopies> late_copies(1024);
+
 inline void enter() {
   machine.body(machine.argument);
+  auto& groups = late_copies[machine.now->index].groups;
+  for (auto& group : groups) {
+    if (group.empty()) continue;
+    fprintf(stderr, "a thread ends while copies to shared memory are under way\n");
+    abort();
+  }
+  groups.assign(1, {});
   machine.now->done = true;
   _longjmp(machine.loop, 1);
 }
@@ -275,31 +293,21 @@ inline float float_of(u32 a) {
   return b;
 }
 
-// Arrives when it is waited for, as late as it may.
-struct LateCopy {
-  u8 data[16];
-  void* to;
-  u32 size;
-};
-struct LateCopies {
-  std::vector<std::vector<LateCopy>> groups = std::vector<std::vector<LateCopy>>(1);
-};
-inline std::vector<LateCopies> late_copies(1024);
 inline void copy_late(void* to, const void* from, u32 size) {
-  LateCopy c = {};
+  host::LateCopy c = {};
   if (from) memcpy(c.data, from, size);
   c.to = to;
   c.size = size;
   memset(to, 0xff, size);
-  late_copies[threadIdx.x].groups.back().push_back(c);
+  host::late_copies[threadIdx.x].groups.back().push_back(c);
 }
 inline void copy_async(void* to, const void* from) { copy_late(to, from, 16); }
 inline void copy_async_one(float* to, const float* from, bool there) { copy_late(to, there ? from : nullptr, 4); }
-inline void copy_commit() { late_copies[threadIdx.x].groups.emplace_back(); }
+inline void copy_commit() { host::late_copies[threadIdx.x].groups.emplace_back(); }
 template <int left> void copy_wait() {
-  auto& groups = late_copies[threadIdx.x].groups;
+  auto& groups = host::late_copies[threadIdx.x].groups;
   while (groups.size() - 1 > left) {
-    for (LateCopy& c : groups.front()) memcpy(c.to, c.data, c.size);
+    for (host::LateCopy& c : groups.front()) memcpy(c.to, c.data, c.size);
     groups.erase(groups.begin());
   }
 }

@@ -4,16 +4,20 @@ use plugfold_abi::{Addressing, OpError};
 
 use super::operands::{Operands, Sequence};
 use crate::graphs::reach;
-use crate::kernel::Arg;
+use crate::kernel::{Arg, SHARED_MOST};
 use crate::machine::Scratch;
 use crate::segments::Tables;
 
 /// Most tokens of a pool: `MAX_POOL` of the source.
 const MAX_POOL: usize = 16;
-/// Pools whose scores a block makes: `POOLS` of the source.
-const POOLS: usize = 64;
-/// Numbers between pools in its shared memory: `POOL_GAP` of the source.
-const POOL_GAP: usize = 4;
+/// Most pools whose scores a block makes, one a thread.
+const POOLS: usize = 128;
+/// Heads that it multiplies them with at a time.
+const HEADS: usize = 32;
+/// Numbers between rows in its shared memory: `ROW_GAP` of the source.
+const ROW_GAP: usize = 4;
+/// Pools of a group: `GROUP` of the source.
+const GROUP: usize = 4;
 /// Widest head of the indexer that fits the shared memory of a block of `idx_scores`, and sixteen of them that of `idx_write`.
 const MAX_WIDTH: usize = 240;
 
@@ -83,7 +87,8 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
     }
     // A row of scores for the longest sequence, rounded so that a recording serves for many lengths.
     let stride = reach(o.table()).div_ceil(pool).next_multiple_of(POOLS);
-    let scores = Scratch::pieces(&[rows * stride * 4]).take(o.machine)?[0];
+    let scratch = Scratch::pieces(&[rows * stride * 4, rows * stride / GROUP * 4]).take(o.machine)?;
+    let (keys, tops) = (Arg::Pointer(scratch[0]), Arg::Pointer(scratch[1]));
     let (round, first_row) = (Arg::Pointer(o.round()?), Arg::Word(o.first_row() as u32));
     let (budget, pool) = (Arg::Word((top / pool) as u32), Arg::Word(pool as u32));
     let args = [
@@ -97,25 +102,29 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Word(width as u32),
         pool,
         budget,
+        Arg::Float(1.0 / (heads as f32).sqrt()),
+        Arg::Float(1.0 / (width as f32).sqrt()),
         Arg::Struct("Cache", bytemuck::bytes_of(&pools)),
-        Arg::Pointer(scores),
+        keys,
+        tops,
         Arg::Long(stride as u64),
     ];
-    let padded = width.next_multiple_of(4);
-    let shared = (POOLS * (padded + POOL_GAP) + 33 * padded) * 4;
-    o.launch("idx_scores", [rows, stride / POOLS, 1], 128, shared as u32, &args)?;
+    let shared = |pools: usize| (pools + HEADS) * (width.next_multiple_of(16) + ROW_GAP) * size_of::<f32>();
+    let threads = [POOLS, POOLS / 2].into_iter().find(|n| shared(*n) <= SHARED_MOST as usize).unwrap_or(POOLS / 4);
+    o.launch("idx_scores", [rows, stride / threads, 1], threads as u32, shared(threads) as u32, &args)?;
     let args = [
         round,
         first_row,
         pool,
         budget,
         Arg::Word(longest as u32),
-        Arg::Pointer(scores),
+        keys,
+        tops,
         Arg::Long(stride as u64),
         Arg::Pointer(lists.at),
         Arg::Word(lists.stride),
         Arg::Pointer(counts.at),
         Arg::Word(counts.stride),
     ];
-    o.launch("idx_select", [rows, 1, 1], 1024, 0, &args)
+    o.launch("idx_select", [rows, 1, 1], 512, 0, &args)
 }

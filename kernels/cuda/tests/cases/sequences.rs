@@ -219,11 +219,13 @@ fn idx_write() -> Vec<Setup> {
 fn idx_select() -> Vec<Setup> {
     let mut all = idx_short();
     // Few different scores: more pools than a block holds or places in one go, and several that each thread holds.
-    for start in [33_000, 5000] {
+    for start in [33_000, 20_000, 5000, 3000] {
         all.push(idx_long(start, 48, 40));
     }
     // Mostly different ones; of 1,100 pools nearly all, and more than threads.
-    for (start, top) in [(33_000, 48), (16_000, 512), (5000, 300), (1100, 1050), (1030, 1000)] {
+    for (start, top) in
+        [(33_000, 48), (32_767, 512), (16_383, 512), (5000, 300), (3000, 512), (1100, 1050), (1030, 1000)]
+    {
         all.push(idx_long(start, top, start));
     }
     all
@@ -246,7 +248,7 @@ fn idx_long(start: usize, top: usize, period: usize) -> Setup {
 }
 
 fn idx_short() -> Vec<Setup> {
-    [(16, 32, 4, 32), (18, 20, 3, 30), (32, 128, 4, 64), (50, 16, 4, 16)]
+    [(16, 32, 4, 32), (18, 20, 3, 30), (32, 128, 4, 64), (32, 128, 1, 48), (50, 16, 4, 16), (5, 232, 2, 32)]
         .into_iter()
         .map(|(heads, d, pool, top)| {
             let seqs = vec![seq(1, 0, 390, 3, 3), seq(0, 0, 2, 4, 4), seq(2, 0, top as u32 - 2, 5, 5)];
