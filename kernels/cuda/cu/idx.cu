@@ -120,10 +120,9 @@ KERNEL THREADS(128) idx_write(
 #define LANE_HEADS 8
 // Numbers from a row to the next in shared memory, beyond its own: rows that are read together lie in different banks.
 #define ROW_GAP 4
-// Parts of the channels: while one is multiplied the next ones are on their way.
+// Parts of the channels: while one is multiplied the next one is on its way. All at once the memory brings them in the order of its pages, the
+// first with the last.
 #define PARTS 4
-// Parts that are on their way at a time.
-#define AHEAD 2
 
 // Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes as many pools of a row as it has threads,
 // a warp 32 of them with 32 heads at a time: a lane has four pools that follow each other and heads f, f + 4, .., with f of bits 0 and 2 of its number,
@@ -169,7 +168,6 @@ KERNEL THREADS(128, 2) idx_scores(
   const float* key = pools.row(slot, parity, first);
   const u64 next = pools.row_bytes / 4;
   const bool whole = d % 16 == 0 && (u64)key % 16 == 0 && next % 4 == 0;
-  // A part of the channels. All at once the memory would bring in the order of its pages.
   auto bring_part = [=](u32 n) {
     // Eight lanes a row.
     const u32 end = low((n + 1) * part, padded), line = threadIdx.x / 8;
@@ -187,11 +185,7 @@ KERNEL THREADS(128, 2) idx_scores(
       }
     }
   };
-#pragma unroll 1
-  for (u32 n = 0; n < AHEAD; n++) {
-    bring_part(n);
-    copy_commit();
-  }
+  bring_part(0);
   const u32 head = lane() % 2 + lane() / 4 % 2 * 2, mine = lane() / 2 % 2 + lane() / 8 * 2;
   const float *own = s_pool + (warp() * WARP_POOLS + mine) * apart, *x = s_q + head * apart;
   float sums[4][GROUP];
@@ -205,8 +199,6 @@ KERNEL THREADS(128, 2) idx_scores(
     if (base > 0) {
       __syncthreads();
       bring_heads(base);
-      copy_commit();
-      copy_wait<0>();
     }
     float weight[LANE_HEADS], acc[LANE_HEADS][GROUP];
 #pragma unroll
@@ -217,39 +209,30 @@ KERNEL THREADS(128, 2) idx_scores(
     }
 #pragma unroll 1
     for (u32 n = 0; n < PARTS; n++) {
-      if (base == 0) copy_wait<AHEAD - 1>();
+      copy_commit();
+      copy_wait<0>();
       __syncthreads();
-      if (base == 0) {
-        if (n + AHEAD < PARTS) bring_part(n + AHEAD);
-        copy_commit();
-      }
-      const u32 first = n * part, end = low(first + part, padded);
-      if (first >= end) continue;
-      // Four channels are fetched while the four before are multiplied; past the end the last ones again.
-      Float4 k[2][GROUP], v[2][LANE_HEADS];
-      auto fetch = [&](u32 c, u32 to) {
+      if (base == 0 && n + 1 < PARTS) bring_part(n + 1);
+      const u32 end = low((n + 1) * part, padded);
+#pragma unroll 1
+      for (u32 first = n * part; first < end; first += 16) {
 #pragma unroll
-        for (u32 p = 0; p < GROUP; p++) k[to][p] = *(const Float4*)(own + 8 * p * apart + c);
+        for (u32 more = 0; more < 16; more += 4) {
+          const u32 c = first + more;
+          Float4 k[GROUP], v[LANE_HEADS];
 #pragma unroll
-        for (u32 j = 0; j < LANE_HEADS; j++) v[to][j] = *(const Float4*)(x + 4 * j * apart + c);
-      };
-      auto multiply = [&](u32 of) {
+          for (u32 p = 0; p < GROUP; p++) k[p] = *(const Float4*)(own + 8 * p * apart + c);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
+          for (u32 j = 0; j < LANE_HEADS; j++) v[j] = *(const Float4*)(x + 4 * j * apart + c);
 #pragma unroll
-          for (u32 j = 0; j < LANE_HEADS; j++) {
+          for (u32 i = 0; i < 4; i++) {
 #pragma unroll
-            for (u32 p = 0; p < GROUP; p++) acc[j][p] = fma_rn(k[of][p].v[i], v[of][j].v[i], acc[j][p]);
+            for (u32 j = 0; j < LANE_HEADS; j++) {
+#pragma unroll
+              for (u32 p = 0; p < GROUP; p++) acc[j][p] = fma_rn(k[p].v[i], v[j].v[i], acc[j][p]);
+            }
           }
         }
-      };
-      fetch(first, 0);
-#pragma unroll 1
-      for (u32 c = first; c < end; c += 8) {
-        fetch(c + 4, 1);
-        multiply(0);
-        fetch(low(c + 8, end - 4), 0);
-        multiply(1);
       }
     }
 #pragma unroll
@@ -388,8 +371,13 @@ DEVICE void best_pools(const u32* keys, const u32* tops, u32 full, u32 pool, u32
     s_picked[at] = GROUP * s_listed[first + j / GROUP] + j % GROUP;
   }
   __syncthreads();
+  if (pool == 4) {
 #pragma unroll 4
-  for (u32 i = threadIdx.x; i < pool * budget; i += blockDim.x) list[i] = (i32)(pool * s_picked[i / pool] + i % pool);
+    for (u32 i = threadIdx.x; i < 4 * budget; i += blockDim.x) list[i] = (i32)(4 * s_picked[i / 4] + i % 4);
+  } else {
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < pool * budget; i += blockDim.x) list[i] = (i32)(pool * s_picked[i / pool] + i % pool);
+  }
 }
 
 // Positions that each row sees, ascending, then -1: the best pools (ties to the lower one) and the open pool's tokens; all

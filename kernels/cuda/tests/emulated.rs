@@ -84,6 +84,25 @@ fn chains_that_are_multiplied_before_they_are_there_are_found() {
 }
 
 #[test]
+fn pools_that_are_multiplied_before_they_are_there_are_found() {
+    let wait = "      copy_wait<0>();\n      __syncthreads();\n      if (base == 0";
+    let found = with_fault(
+        "idx",
+        wait,
+        "      copy_wait<1>();\n      __syncthreads();\n      if (base == 0",
+        "idx.select",
+    );
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn groups_that_are_not_listed_are_found() {
+    let found =
+        with_fault("idx", "held[j] >= bottom && place", "held[j] > bottom + 4096 && place", "idx.select");
+    assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
 fn picks_that_are_not_taken_out_are_found() {
     let found = with_fault("moe", "held[j] = j == at ? 0 : held[j];", "held[j] = held[j];", "moe.pick");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");

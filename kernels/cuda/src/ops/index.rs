@@ -110,7 +110,8 @@ pub(super) fn select(o: &Operands<'_>, _: &Tables) -> Result<(), OpError> {
         Arg::Long(stride as u64),
     ];
     let shared = |pools: usize| (pools + HEADS) * (width.next_multiple_of(16) + ROW_GAP) * size_of::<f32>();
-    let threads = [POOLS, POOLS / 2].into_iter().find(|n| shared(*n) <= SHARED_MOST as usize).unwrap_or(POOLS / 4);
+    let threads =
+        [POOLS, POOLS / 2].into_iter().find(|n| shared(*n) <= SHARED_MOST as usize).unwrap_or(POOLS / 4);
     o.launch("idx_scores", [rows, stride / threads, 1], threads as u32, shared(threads) as u32, &args)?;
     let args = [
         round,
