@@ -13,48 +13,6 @@
 // Products of halves are exact; a sum is a chain of 1,024 of k, and chains are added in rising order. Bound: the bytes of the words, and the rate at
 // which states become numbers: at 4 bits about 7 instructions a weight, of which a third of the memory's rate leaves 12.
 
-// What a launch covers: segments `part .. part + gridDim.z` of each matrix; scratch rows are `k` and `n` numbers wide.
-struct Wave {
-  Segments segments;
-  u32 part, k, n;
-  // Whether there is one matrix with one segment: then it comes with the launch, and no block waits for the table.
-  u32 known;
-  float *rotated, *raw;
-  // At one row, sums on their way to another block: [segment][row][column].
-  u64* handed;
-  Segment only;
-
-  DEVICE const Segment* segment(u32 matrix) const {
-    const Segment* s = segments.of(matrix, part + blockIdx.z);
-    return s && s->kind == SEGMENT_EXL3 ? s : nullptr;
-  }
-  // The block's segment of a matrix, and where its rotated rows are; whether there is any.
-  DEVICE bool find(u32 matrix, Segment& s, u32& rotated_at) const {
-    rotated_at = 0;
-    if (known) {
-      s = only;
-      return true;
-    }
-    const Segment* found = segment(matrix);
-    if (!found) return false;
-    s = *found;
-    rotated_at = rotation(found);
-    return true;
-  }
-  // Where segment `part + z` of the block finds its rotated rows: neighbours with the same scales and inputs share them.
-  DEVICE u32 rotation(const Segment* s) const {
-    u32 z = blockIdx.z;
-    while (z > 0) {
-      const Segment* before = s - 1;
-      if (before->kind != SEGMENT_EXL3 || before->suh != s->suh || before->input != s->input ||
-          before->inputs != s->inputs || before->lead != s->lead) break;
-      s = before;
-      z--;
-    }
-    return z;
-  }
-};
-
 #define ROTATED_AT_ONCE 8
 
 // Blocks of 128 channels `first`, `first + every`, .. below `end` of a row: H(x * suh), rounded to half, in the order in which a
@@ -104,29 +62,9 @@ KERNEL THREADS(128) exl3_rotate(Rows rows, Wave wave) {
   rotate(s, rows.input(tile.first) + s.input, (const u16*)wave.segments.line(s.suh), block, 1, block + 1, out, rows.count * 16);
 }
 
-enum Codebook : u32 { THREE_INST = 0, MCG = 1, MUL1 = 2 };
-
-// The code values of two 16-bit states.
-template <u32 CODE> DEVICE void values_of(u32 a, u32 b, float& x, float& y) {
-  if (CODE == MUL1) {
-    u32 sums = bytes_of(byte_sum(a * 0x83DCD12Du, 0x6400u), byte_sum(b * 0x83DCD12Du, 0x6400u), 0x5410);
-    half_pair_fma(sums, 0x1EEE1EEEu, 0xC931C931u, x, y);
-  } else {
-    u32 p = CODE == MCG ? a * 0xCBAC1FEDu : a * 89226354u + 64248484u;
-    u32 q = CODE == MCG ? b * 0xCBAC1FEDu : b * 89226354u + 64248484u;
-    x = half_pair_sum((p & 0x8FFF8FFFu) ^ 0x3B603B60u);
-    y = half_pair_sum((q & 0x8FFF8FFFu) ^ 0x3B603B60u);
-  }
-}
-
-// Ring bit just behind position p, `halves` being twice the bits a weight.
-DEVICE u32 end_bit(u32 halves, u32 p) { return halves / 2 * (p + 1) + (halves & 1) * ((p + 1) / 2); }
-
 // Rates: four bits a weight; up to five, so that 32 bits hold a lane's four states of a half; any.
 enum Rate : u32 { FOUR = 0, NARROW = 1, WIDE = 2 };
 
-// Tiles of a chain.
-#define CHAIN 64
 // Warps that share a column or a half of one where outputs are few, each every fourth chain.
 #define SHARES 4
 #define STAGE_WORDS 256
@@ -251,9 +189,6 @@ template <u32 CODE, u32 RATE, int HALVES> struct Cut {
     }
   }
 };
-
-// What chains are added to: the first keeps its bits, a negative zero too.
-#define NO_CHAINS -0.0f
 
 // The next `count` tiles of a column, a multiple of 8 from the start of a chain on, times R rows of x, whose tile t of row r lies
 // at x + t * tile + r * 16. What each chain gives is added to `total`.
@@ -479,14 +414,26 @@ template <int HALVES> DEVICE void some(const Rows& rows, const Wave& wave) {
 KERNEL THREADS(128) exl3_rows_1(Rows rows, Wave wave) { some<1>(rows, wave); }
 KERNEL THREADS(128, 3) exl3_rows_2(Rows rows, Wave wave) { some<2>(rows, wave); }
 
-KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave) {
+// `split`: whether sums are there whole (1), or the parts of the four lanes that share a column (4).
+KERNEL THREADS(128) exl3_finish(Rows rows, Wave wave, u32 split) {
   u32 at = blockIdx.x, block = blockIdx.y * 4 + warp();
   Tile tile = tile_of(rows, at, 1);
   Segment s;
   u32 rotation;
   if (tile.count == 0 || !wave.find(tile.matrix, s, rotation) || block * 128 >= s.n) return;
-  const Float4 raw = *(const Float4*)(wave.raw + ((u64)blockIdx.z * rows.count + at) * wave.n + block * 128 + 4 * lane());
-  float v[4] = {raw.v[0], raw.v[1], raw.v[2], raw.v[3]};
+  const u64 of = (u64)rows.count * wave.n;
+  const float* raw = wave.raw + blockIdx.z * split * of + (u64)at * wave.n + block * 128 + 4 * lane();
+  float v[4];
+  if (split == 1) {
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) v[j] = raw[j];
+  } else {
+    Float4 part[4];
+#pragma unroll
+    for (u32 p = 0; p < 4; p++) part[p] = *(const Float4*)(raw + p * of);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) v[j] = (part[0].v[j] + part[1].v[j]) + (part[2].v[j] + part[3].v[j]);
+  }
   finish(wave, s, block, scales_of(wave, s, block), v, rows.output(tile.first));
 }
 

@@ -14,6 +14,7 @@ pub struct Source {
 const COMMON: &str = include_str!("../cu/common.cuh");
 const BEST: &str = include_str!("../cu/best.cuh");
 const TARGET: &str = include_str!("../cu/target.cuh");
+const TRELLIS: &str = include_str!("../cu/trellis.cuh");
 const ATTEND: &str = include_str!("../cu/attend.cuh");
 const CHAINS: &str = include_str!("../cu/chains.cuh");
 
@@ -22,7 +23,12 @@ pub const SOURCES: &[Source] = &[
     Source { name: "act", shared: &[COMMON], text: include_str!("../cu/act.cu") },
     Source { name: "attend", shared: &[COMMON, ATTEND], text: include_str!("../cu/attend.cu") },
     Source { name: "embed", shared: &[COMMON], text: include_str!("../cu/embed.cu") },
-    Source { name: "exl3", shared: &[COMMON, TARGET], text: include_str!("../cu/exl3.cu") },
+    Source { name: "exl3", shared: &[COMMON, TARGET, TRELLIS], text: include_str!("../cu/exl3.cu") },
+    Source {
+        name: "exl3_tile",
+        shared: &[COMMON, TARGET, TRELLIS],
+        text: include_str!("../cu/exl3_tile.cu"),
+    },
     Source { name: "final", shared: &[COMMON], text: include_str!("../cu/final.cu") },
     Source { name: "hc", shared: &[COMMON, CHAINS], text: include_str!("../cu/hc.cu") },
     Source { name: "idx", shared: &[COMMON, BEST], text: include_str!("../cu/idx.cu") },

@@ -94,6 +94,7 @@ sources! {
     attend_compiles: "attend";
     embed_compiles: "embed";
     exl3_compiles: "exl3";
+    exl3_tile_compiles: "exl3_tile";
     final_compiles: "final";
     hc_compiles: "hc";
     idx_compiles: "idx";

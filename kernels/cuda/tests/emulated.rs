@@ -48,6 +48,7 @@ equal! {
     experts_equal_the_reference: "experts";
     every_rate_and_codebook_equals_the_reference: "dense in exl3, every rate and codebook";
     wide_and_long_trellises_equal_the_reference: "dense in exl3, wide and long";
+    trellises_and_many_rows_equal_the_reference: "dense in exl3, many rows";
     segments_equal_the_reference: "dense in segments", "experts in exl3";
     linear_attention_equals_the_reference: "kda.mix", "kda.commit";
     attention_equals_the_reference: "mla.write", "mla.dense", "mla.sparse";
@@ -86,12 +87,7 @@ fn chains_that_are_multiplied_before_they_are_there_are_found() {
 #[test]
 fn pools_that_are_multiplied_before_they_are_there_are_found() {
     let wait = "      copy_wait<0>();\n      __syncthreads();\n      if (base == 0";
-    let found = with_fault(
-        "idx",
-        wait,
-        "      copy_wait<1>();\n      __syncthreads();\n      if (base == 0",
-        "idx.select",
-    );
+    let found = with_fault("idx", wait, "      copy_wait<0>();\n      if (base == 0", "idx.select");
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
 }
 
@@ -153,6 +149,18 @@ fn chains_that_are_added_in_another_order_are_found() {
         "dense in exl3, wide and long",
     );
     assert!(found.iter().any(|f| f.contains("differ, first row")), "{found:?}");
+}
+
+#[test]
+fn quarters_that_are_added_in_another_order_or_read_too_early_are_found() {
+    let faults = [
+        ("exl3", "(part[0].v[j] + part[1].v[j])", "(part[1].v[j] + part[2].v[j])"),
+        ("exl3_tile", "store(1 - stage);\n    __syncthreads();", "store(1 - stage);"),
+    ];
+    for (source, right, wrong) in faults {
+        let found = with_fault(source, right, wrong, "dense in exl3, many rows");
+        assert!(found.iter().any(|f| f.contains("differ, first row")), "{right}: {found:?}");
+    }
 }
 
 #[test]

@@ -161,6 +161,11 @@ const ENOUGH: usize = 264;
 const ALONE: usize = 132;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
+/// Rows of a tile of many rows in EXL3: `HEIGHT` of the source. And from how many on, of lists what a matrix has on average, they are used.
+const TILE: usize = 64;
+const TILED: usize = 24;
+/// Sums of tiles that are held at once: 256 MiB.
+const SUMS: usize = 1 << 26;
 
 impl<'n> Product<'n> {
     /// One matrix `[n, k]` over `rows` rows of `x`, to those of `out`, without a bias.
@@ -356,8 +361,12 @@ impl<'n> Product<'n> {
     ) -> Result<(), OpError> {
         for wave in &table.waves {
             if wave.kinds[0] {
-                for first in (0..self.rows).step_by(ROTATED) {
-                    self.trellises(o, wave, segments, tables, first, ROTATED.min(self.rows - first))?;
+                let tiled = self.lists.map_or(self.rows, |_| self.rows / self.count) >= TILED;
+                // Of tiles every output has four sums.
+                let most = if tiled { SUMS / (4 * wave.n as usize) / TILE * TILE } else { ROTATED };
+                let most = most.clamp(TILE, ROTATED);
+                for first in (0..self.rows).step_by(most) {
+                    self.trellises(o, wave, segments, tables, first, most.min(self.rows - first), tiled)?;
                 }
             }
             for (there, bf16) in [(wave.kinds[1], true), (wave.kinds[2], false)] {
@@ -389,6 +398,7 @@ impl<'n> Product<'n> {
         tables: &Tables,
         first: usize,
         count: usize,
+        tiled: bool,
     ) -> Result<(), OpError> {
         let (k, n, parts) = (wave.k as usize, wave.n as usize, wave.parts as usize);
         let rows = self.rows_arg(first, count);
@@ -396,7 +406,8 @@ impl<'n> Product<'n> {
         let alone = self.lists.map_or(self.rows == 1, |l| self.rows == l.slots);
         // A short tile reads what a full one would: seven rows more.
         let rotated = if alone { 0 } else { (parts * count + 7) * k * 4 };
-        let sums = parts * count * n;
+        let split = if tiled { 4 } else { 1 };
+        let sums = parts * count * n * split;
         let pieces = Scratch::pieces(&[rotated, if alone { 0 } else { sums * 4 }]).take(o.machine)?;
         let handed = if alone { tables.handed(o.machine, sums)? } else { 0 };
         let arg = WaveArg {
@@ -412,6 +423,14 @@ impl<'n> Product<'n> {
         };
         let args =
             [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
+        if tiled {
+            o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
+            let tiles = if self.lists.is_some() { count } else { count.div_ceil(TILE) };
+            let grid = [4 * n.div_ceil(128), tiles, parts];
+            o.launch("exl3_tile", grid, 128, 0, &args)?;
+            let args = [args[0], args[1], Arg::Word(4)];
+            return o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args);
+        }
         let tiles = if alone || self.lists.is_some() { count } else { count.div_ceil(8) };
         // Blocks that have rows: with lists not every place has.
         let busy = if alone { count } else { self.lists.map_or(tiles, |l| tiles.min(l.experts)) };
@@ -424,6 +443,7 @@ impl<'n> Product<'n> {
         }
         o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
         o.launch(&format!("exl3_rows_{halves}"), grid, 128, RINGS, &args)?;
+        let args = [args[0], args[1], Arg::Word(1)];
         o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args)
     }
 }

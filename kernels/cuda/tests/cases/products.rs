@@ -14,6 +14,7 @@ pub const CASES: &[Entry] = &[
     ("experts", experts),
     ("dense in exl3, every rate and codebook", rates),
     ("dense in exl3, wide and long", large),
+    ("dense in exl3, many rows", tall),
     ("dense in segments", segments),
     ("experts in exl3", coded_experts),
 ];
@@ -284,6 +285,16 @@ fn large() -> Vec<Setup> {
     all
 }
 
+/// Tiles of 64 and of 128 rows, whole ones and others, of rates and codebooks; chains that are whole, and that are not.
+fn tall() -> Vec<Setup> {
+    let mut all: Vec<Setup> =
+        [24, 64, 150].map(|rows| coded(rows, 256, 1024 + 128, trellis(256, 1024 + 128, 8, 2), false)).into();
+    for (halves, codebook) in [(2, 0), (3, 2), (7, 2), (8, 1), (10, 0), (12, 1), (16, 2)] {
+        all.push(coded(26 + halves, 128, 128, trellis(128, 128, halves, codebook), false));
+    }
+    all
+}
+
 fn segments() -> Vec<Setup> {
     let at = |output, outputs, input, inputs| At { matrix: 0, output, outputs, input, inputs };
     // Two trellises of one layer, panels of either kind beside them.
@@ -315,7 +326,7 @@ fn segments() -> Vec<Setup> {
 
 fn coded_experts() -> Vec<Setup> {
     let mut all = Vec::new();
-    for (rows, e) in [(1, 16), (9, 4), (40, 3)] {
+    for (rows, e) in [(1, 16), (9, 4), (40, 3), (70, 3)] {
         all.extend(stacks(rows, e, 3, (128, 128), &|n, k| trellises(n, k, e, n == 256)));
     }
     all
