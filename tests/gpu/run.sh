@@ -197,7 +197,7 @@ if has peers && python3 -c 'import torch' 2>/dev/null; then
 fi
 if has sanitizer && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    for name in "norm" "dense, few rows" "experts" "dense in segments" "hc.dots" "mla.write" "kda.mix" "kda.commit" "mla.dense" "idx.select" "moe.group" "sample.candidates" "vision.rotate" "vision.attend"; do
+    for name in "norm" "dense, few rows" "experts" "dense in segments" "dense in exl3, many rows" "experts in exl3" "hc.dots" "mla.write" "kda.mix" "kda.commit" "mla.dense" "idx.select" "moe.group" "sample.candidates" "vision.rotate" "vision.attend"; do
       together 6
       check "$tool: $name" 60 sanitizer.txt compute-sanitizer --tool "$tool" --error-exitcode 9 "$gpu" case "$name" &
     done

@@ -4,7 +4,8 @@
 // (those whose results do not add to one another's) is
 // - one launch at one row, `exl3_one_1` and `exl3_one_2`: every block rotates the row for itself, and of the blocks that
 //   share 128 columns the last takes over the others' sums and brings them back;
-// - at more rows `exl3_rotate`, `exl3_rows_1` or `exl3_rows_2` (a tile is decoded once for up to 8 rows), `exl3_finish`.
+// - at more rows `exl3_rotate`, `exl3_rows_1` or `exl3_rows_2` (a tile is decoded once for up to 8 rows) or, from many rows
+//   on, `exl3_tile` (exl3_tile.cu), then `exl3_finish`.
 // `_1`: a warp takes the left or right half of a column of tiles, so that there are enough warps; `_2`: both halves. In
 // `exl3_one_1` four warps share a half, a chain each.
 //

@@ -1,9 +1,9 @@
 // Products of many rows with weights in EXL3: between `exl3_rotate` and `exl3_finish` of exl3.cu, which has the order of sums.
 //
-// The four lanes that share a column there sum a quarter of each tile's rows, and are added last. Here a block takes one such quarter: 128 columns of up to
-// 64 rows, 8 by 8 a thread. Code values and rows come through shared memory, four tiles of k at a time, in two stages: while one is multiplied, threads
-// fetch the next one's words and rows, cut the states out of the words and store what they decode to. Sums of a chain of 1,024 of k go to those before
-// them in memory. Bound: the rate of multiply-adds.
+// The four lanes that share a column there sum a quarter of each tile's rows, and are added last. Here a block takes one such quarter:
+// 128 columns of up to 64 rows, 8 by 8 a thread. Code values and rows come through shared memory, four tiles of k at a time, in two
+// stages: while one is multiplied, threads fetch the next one's words and rows, and then cut the states out of the words and store
+// what they decode to. Sums of a chain of 1,024 of k go to those before them in memory. Bound: the rate of multiply-adds.
 
 #define HEIGHT 64
 #define WIDTH 128

@@ -124,16 +124,17 @@ KERNEL THREADS(128) idx_write(
 // first with the last.
 #define PARTS 4
 
-// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes as many pools of a row as it has threads,
-// a warp 32 of them with 32 heads at a time: a lane has four pools that follow each other and heads f, f + 4, .., with f of bits 0 and 2 of its number,
-// so that of both few different rows are read at once. The channels are multiplied in order. The sum over heads is that of 16 sums which have heads i,
-// i + 16, .., added in halves: the last two additions are of lanes. None of the keys is 0; `tops` gets the largest of each group. Bound: the bytes of
-// the pool keys, or HI * dI multiply-adds a pool.
+// Scores of pools for each row, as keys that order like them: sum over heads of w relu(q K). A block takes as many pools of a row as
+// it has threads, a warp 32 of them with 32 heads at a time: a lane has four pools that follow each other and heads f, f + 4, .., with
+// f of bits 0 and 2 of its number, so that of both few different rows are read at once. The channels are multiplied in order. The sum
+// over heads is that of 16 sums which have heads i, i + 16, .., added in halves: the last two additions are of lanes. None of the keys
+// is 0; `tops` gets the largest of each group. Bound: the bytes of the pool keys, or HI * dI multiply-adds a pool.
 KERNEL THREADS(128, 2) idx_scores(
     const Round* round, u32 first_row, const float* q, u32 q_stride, const float* w, u32 w_stride, u32 heads, u32 d, u32 pool,
     u32 budget, float root, float scale, Cache pools, u32* keys, u32* tops, u64 keys_stride) {
   SHARED_BYTES(shared);
-  // [pool][channel], a warp's by their place in the lanes, then [32 heads][channel]; channels are filled up with zeros to a multiple of 16, which change no sum.
+  // [pool][channel], a warp's by their place in the lanes, then [32 heads][channel]; channels are filled up with zeros to a multiple
+  // of 16, which change no sum.
   const u32 padded = (d + 15) / 16 * 16, apart = padded + ROW_GAP, part = (padded / 16 + PARTS - 1) / PARTS * 16;
   float *s_pool = (float*)shared, *s_q = s_pool + blockDim.x * apart;
   q += (u64)blockIdx.x * q_stride;

@@ -363,8 +363,8 @@ impl<'n> Product<'n> {
             if wave.kinds[0] {
                 let tiled = self.lists.map_or(self.rows, |_| self.rows / self.count) >= TILED;
                 // Of tiles every output has four sums.
-                let most = if tiled { SUMS / (4 * wave.n as usize) / TILE * TILE } else { ROTATED };
-                let most = most.clamp(TILE, ROTATED);
+                let row = 4 * wave.n as usize * wave.parts as usize;
+                let most = if tiled { (SUMS / row / TILE * TILE).clamp(TILE, ROTATED) } else { ROTATED };
                 for first in (0..self.rows).step_by(most) {
                     self.trellises(o, wave, segments, tables, first, most.min(self.rows - first), tiled)?;
                 }

@@ -285,7 +285,7 @@ fn large() -> Vec<Setup> {
     all
 }
 
-/// Tiles of 64 and of 128 rows, whole ones and others, of rates and codebooks; chains that are whole, and that are not.
+/// Tiles of 64 rows, whole ones and others, of rates and codebooks; chains that are whole, and that are not.
 fn tall() -> Vec<Setup> {
     let mut all: Vec<Setup> =
         [24, 64, 150].map(|rows| coded(rows, 256, 1024 + 128, trellis(256, 1024 + 128, 8, 2), false)).into();
