@@ -93,7 +93,8 @@ struct Stretch {
 };
 
 // The stretch of 2^shift key numbers, counted from `low`, in which the `count`-th largest of the keys lies that `every(look)` goes through. Only
-// keys from `low` on are looked at, below `low` + `span`: at most as many stretches as bins. A thread has EACH bins, the first the last ones.
+// keys from `low` on are looked at, below `low` + `span`: at most as many stretches as bins. A thread has EACH bins, the first the
+// last ones: a block has HELD_BINS / EACH threads.
 template <u32 EACH, class A> DEVICE Stretch stretch_of(const A& every, u32 low, u32 span, u32 shift, u32 count) {
   constexpr u32 threads = HELD_BINS / EACH;
   BestRoom& room = best_room();

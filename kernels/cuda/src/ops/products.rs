@@ -161,8 +161,9 @@ const ENOUGH: usize = 264;
 const ALONE: usize = 132;
 /// Rows whose rotated inputs are held at once.
 const ROTATED: usize = 4096;
-/// Rows of a tile of many rows in EXL3: `HEIGHT` of the source. And from how many on, of lists what a matrix has on average, they are used.
+/// Rows of a tile of many rows in EXL3: `HEIGHT` of the source.
 const TILE: usize = 64;
+/// Rows from which on there are tiles, of lists what a matrix has on average.
 const TILED: usize = 24;
 /// Sums of tiles that are held at once: 256 MiB.
 const SUMS: usize = 1 << 26;
@@ -423,15 +424,8 @@ impl<'n> Product<'n> {
         };
         let args =
             [Arg::Struct("Rows", bytemuck::bytes_of(&rows)), Arg::Struct("Wave", bytemuck::bytes_of(&arg))];
-        if tiled {
-            o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
-            let tiles = if self.lists.is_some() { count } else { count.div_ceil(TILE) };
-            let grid = [4 * n.div_ceil(128), tiles, parts];
-            o.launch("exl3_tile", grid, 128, 0, &args)?;
-            let args = [args[0], args[1], Arg::Word(4)];
-            return o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args);
-        }
-        let tiles = if alone || self.lists.is_some() { count } else { count.div_ceil(8) };
+        let height = if tiled { TILE } else { 8 };
+        let tiles = if alone || self.lists.is_some() { count } else { count.div_ceil(height) };
         // Blocks that have rows: with lists not every place has.
         let busy = if alone { count } else { self.lists.map_or(tiles, |l| tiles.min(l.experts)) };
         let enough = if alone { ALONE } else { ENOUGH };
@@ -442,8 +436,12 @@ impl<'n> Product<'n> {
             return o.launch(&format!("exl3_one_{halves}"), grid, threads, CHUNK + rings, &args);
         }
         o.launch("exl3_rotate", [count, k.div_ceil(512), parts], 128, 0, &args)?;
-        o.launch(&format!("exl3_rows_{halves}"), grid, 128, RINGS, &args)?;
-        let args = [args[0], args[1], Arg::Word(1)];
+        if tiled {
+            o.launch("exl3_tile", [4 * n.div_ceil(128), tiles, parts], 128, 0, &args)?;
+        } else {
+            o.launch(&format!("exl3_rows_{halves}"), grid, 128, RINGS, &args)?;
+        }
+        let args = [args[0], args[1], Arg::Word(split as u32)];
         o.launch("exl3_finish", [count, n.div_ceil(512), parts], 128, 0, &args)
     }
 }
